@@ -22,7 +22,7 @@ _BUDGET = re.compile(r"all|(label\.\S+|target|user)=\S.*")
 _CHOOSING = (("target",), ("resources", "accelerators"))  # what names a job's candidates, before its target is known
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _AMOUNT = re.compile(r"\d+(?:\.\d+)?")
-_DOLLARS = re.compile(rf"(?<![\d.])({_AMOUNT.pattern}(?: to {_AMOUNT.pattern})?) USD\b")
+_DOLLARS = re.compile(rf"(?<![\d.,])({_AMOUNT.pattern}(?: to {_AMOUNT.pattern})?) USD\b")
 _NEVER = re.compile(r"(?!)")
 _ADDRESS = r"git\+\w+://\S+|https://[^\s/@]+/\S*|http://(127\.0\.0\.1|localhost)(:\d+)?/\S*"
 _POLICY = {"from": re.compile(_ADDRESS), "sha256": re.compile(r"[0-9a-f]{64}")}

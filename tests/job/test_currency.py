@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.cli.view import planned
 from cloudtrain.errors import BadJob
 from cloudtrain.job.configfile import in_currency, read
 
@@ -46,3 +47,12 @@ def test_what_is_no_rate_is_refused_with_its_line(tmp_path: Path, line: str):
         read(written(tmp_path, f"[currency]\n{line}\n"))
     problem = caught.value.problems[0]
     assert problem.line == 2 and problem.path.startswith("currency."), problem
+
+
+def test_a_file_that_cannot_be_read_keeps_no_run_from_being_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written(tmp_path, "[currency]\nEUR = 0.5\n")
+    monkeypatch.chdir(tmp_path)
+    assert planned.in_currency("2.00 USD") == "2.00 USD (1.00 EUR)"
+    for broken in ("[currency]\nEUR = 0\n", "[currency\n"):
+        written(tmp_path, broken)
+        assert planned.in_currency("2.00 USD") == "2.00 USD"

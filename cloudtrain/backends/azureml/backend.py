@@ -30,7 +30,6 @@ from cloudtrain.events import LogLine, Status
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from cloudtrain.backends.azureml.client import Workspace
     from cloudtrain.backends.azureml.jobs import Jobs
     from cloudtrain.backends.price_lists import Downloads, Offer
     from cloudtrain.backends.shell import Shell
@@ -84,16 +83,11 @@ class AzuremlBackend(Backend):
         return self._options.get("experiment") or request.EXPERIMENT
 
     @cached_property
-    def _workspace(self) -> Workspace:
-        from cloudtrain.backends.azureml.client import Workspace
-
-        return Workspace(self._options, self._clock)
-
-    @cached_property
     def _jobs(self) -> Jobs:
+        from cloudtrain.backends.azureml.client import Workspace
         from cloudtrain.backends.azureml.jobs import Jobs
 
-        return Jobs(self._workspace, self.follow_s or FOLLOW_S, self._clock)
+        return Jobs(Workspace(self._options, self._clock), self.follow_s or FOLLOW_S, self._clock)
 
     @cached_property
     def _bundles(self) -> Blob:
@@ -142,7 +136,6 @@ class AzuremlBackend(Backend):
     def preflight(self, plan: Plan) -> None:
         from cloudtrain.errors import Unreachable
 
-        self._workspace.check_credentials()
         self._bundles.check_credentials()
         with suppress(Unreachable):  # then the submit finds out
             self._jobs.check_place(str(plan.request["job"]["properties"].get("computeId") or "").rpartition("/")[2])

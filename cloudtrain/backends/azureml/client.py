@@ -63,10 +63,6 @@ class Workspace:
         self._http = Http(self._address, api_error, hint, lambda: direct, renew=self._renew, clock=clock)
         self._files = Http(lambda url: (url, {}), api_error, hint, lambda: direct, clock=clock)  # signed addresses
 
-    def check_credentials(self) -> None:
-        """Raise MissingExtra, or BackendError where nobody is logged in; blocking."""
-        self._address(f"{MANAGEMENT}/")
-
     def call(
         self,
         method: str,

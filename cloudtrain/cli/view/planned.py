@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends import registry
 from cloudtrain.backends.manifest import missing_secrets
 from cloudtrain.cli.view import terminal
+from cloudtrain.errors import BadRequest
 from cloudtrain.job import configfile, homes, targets
 from cloudtrain.job.units import duration_s, format_duration, format_size
 from cloudtrain.job.units import usd as _usd
@@ -212,8 +214,13 @@ def describe_source(plan: Plan) -> str:
 
 
 def in_currency(text: str) -> str:
-    """Return a text with its amounts in the user's currency too, by the rate in the configuration that counts here."""
-    return configfile.in_currency(text, targets.config_files(Path.cwd()))
+    """Return a text with its amounts in the user's currency too, by the rate in the configuration that counts here.
+
+    As it is where that cannot be read: a run can be shown all the same, and what plans says what is wrong.
+    """
+    with suppress(BadRequest):
+        return configfile.in_currency(text, targets.config_files(Path.cwd()))
+    return text
 
 
 def _describe_price(plan: Plan) -> str:
