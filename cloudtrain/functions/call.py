@@ -10,21 +10,19 @@
 Each rank writes value-ATTEMPT-RANK.pkl, or error-ATTEMPT-RANK.json, below `returned` in its folder of outputs. Beside a
 pickle, NAME.arrays has its large tensors and arrays. A pickle is code: these were made on the user's own machine and belong
 to the job, as a script does; their digest is in its arguments. It runs on nodes without cloudtrain.
+
+Modules that a short call does not need are imported where they are used: each costs every call some milliseconds.
 """
 
 from __future__ import annotations
 
-import argparse
-import base64
-import hashlib
+import binascii
 import importlib
 import importlib.util
 import io
 import json
 import os
 import sys
-import traceback
-import types
 from typing import Any, NamedTuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -34,16 +32,12 @@ MOST_TEXT = 100_000  # characters of a traceback that are kept
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--python", default="", help="the version that wrote code into the pickle")
-    parser.add_argument("--digest", required=True)
-    parser.add_argument("--arguments", default="", help="base64 of a pickle")
-    parser.add_argument("--call", type=int, default=0)
-    given = parser.parse_args()
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if given.python and given.python != here:
+    # --digest of the pickle, --python that wrote code into it, --call of a group, --arguments as base64 of a pickle
+    given = dict(zip(sys.argv[1::2], sys.argv[2::2]))  # noqa: B905 - Python 3.9
+    number, here = int(given.get("--call", 0)), f"{sys.version_info.major}.{sys.version_info.minor}"
+    if (python := given.get("--python", here)) != here:
         return refuse(
-            f"the function was pickled with Python {given.python}, and this node runs Python {here}: use the same on both"
+            f"the function was pickled with Python {python}, and this node runs Python {here}: use the same on both"
         )
     sys.path[:] = [HERE, os.getcwd(), *(place for place in sys.path if place not in (HERE, os.getcwd()))]
     from cloudtrain_pickles import array_file, mapped, pickler  # type: ignore[import-not-found]
@@ -52,19 +46,19 @@ def main() -> int:
     pickles = Pickles(array_file.ArrayFile, mapped.Arrays, mapped.Unpickler, pickler.Pickler)
     with open(os.path.join(HERE, "function.pkl"), "rb") as stream:
         code = stream.read()
-    if hashlib.sha256(code).hexdigest() != given.digest:
+    if sha256(code) != given["--digest"]:
         return refuse("the pickle of the function is not the one that was submitted")
     if importlib.util.find_spec("cloudtrain") is None:
         sys.modules["cloudtrain"] = without_cloudtrain()
-    if given.arguments:
-        arguments = base64.b64decode(given.arguments)
+    if "--arguments" in given:
+        arguments = binascii.a2b_base64(given["--arguments"])
     else:
         with open(os.path.join(HERE, "calls.json"), "rb") as stream:
-            start, end = json.load(stream)[given.call : given.call + 2]
+            start, end = json.load(stream)[number : number + 2]
         with open(os.path.join(HERE, "calls.pkl"), "rb") as stream:
             stream.seek(start)
             arguments = stream.read(end - start)
-    return call(pickles, code, arguments, given.call)
+    return call(pickles, code, arguments, number)
 
 
 def refuse(reason: str) -> int:
@@ -73,14 +67,23 @@ def refuse(reason: str) -> int:
     return EXIT_REFUSED
 
 
-def without_cloudtrain() -> types.ModuleType:
+def sha256(data: bytes) -> str:
+    """Return a digest without OpenSSL, which hashlib loads."""
+    try:
+        module = importlib.import_module("_sha2" if sys.version_info >= (3, 12) else "_sha256")
+    except ImportError:
+        module = importlib.import_module("hashlib")
+    return str(module.sha256(data).hexdigest())
+
+
+def without_cloudtrain() -> Any:
     """Return what a module imports as cloudtrain on a node that has none: its decorator, which changes nothing."""
 
     def function(call: Any = None, **_: Any) -> Any:
         return call if call is not None else lambda decorated: decorated
 
-    module = types.ModuleType("cloudtrain")
-    module.function = function  # type: ignore[attr-defined]
+    module: Any = type(sys)("cloudtrain")
+    module.function = function
     return module
 
 
@@ -129,6 +132,8 @@ def call(pickles: Pickles, code: bytes, arguments: bytes, number: int = 0) -> in
             reason = f"the returned value ({type(value).__name__}) cannot be pickled: {type(error).__name__}: {error}"
             raise TypeError(reason) from error
     except Exception as error:
+        import traceback
+
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this file's line
         traceback.print_exception(type(error), error, error.__traceback__)
         keep("error", "json", json.dumps(described(pickles, error)).encode())
@@ -144,13 +149,15 @@ def is_ours(function: Any) -> bool:
 
 def described(pickles: Pickles, error: Exception) -> dict[str, str]:
     """Return what is kept of an exception: readable as text, and as a pickle where it can be one."""
+    import traceback
+
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         stream = io.BytesIO()
         pickler = pickles.Pickler(stream, None)
         pickler.refer = {}  # arrays too are in its pickle
         pickler.dump(error)
-        kept = base64.b64encode(stream.getvalue()).decode()
+        kept = binascii.b2a_base64(stream.getvalue(), newline=False).decode()
     except Exception:
         kept = ""
     return {"type": type(error).__name__, "text": str(error), "traceback": text[-MOST_TEXT:], "pickle": kept}

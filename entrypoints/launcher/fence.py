@@ -20,9 +20,8 @@ FOLDER = "epochs"
 
 def create(path: str, text: str) -> bool:
     """Create a file with a text; False where there is one already. It has its name when it is whole. Raises OSError."""
-    import tempfile  # only here: it costs every job some milliseconds
-
-    handle, partial = tempfile.mkstemp(prefix=".", dir=os.path.dirname(path))
+    partial = os.path.join(os.path.dirname(path), f".{os.urandom(8).hex()}")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)

@@ -21,9 +21,9 @@ def register() -> None:
     SIGUSR1, PyTorch's data loaders SIGCHLD, so that another signal is taken.
     """
     try:
+        import _signal as signal  # type: ignore[import-not-found]  # of which `signal` makes enums: 2 ms of each rank
         import faulthandler
         import fcntl
-        import signal
 
         number = signal.SIGRTMIN + NUMBER
         if signal.getsignal(number) != signal.SIG_DFL:

@@ -36,7 +36,7 @@ def packages(folders: list[str]) -> list[str]:
         except OSError:
             continue
         for name in sorted(names):
-            if (match := INFO.fullmatch(name)) and len(name) < 200:
+            if name.endswith("-info") and len(name) < 200 and (match := INFO.fullmatch(name)):
                 versions.setdefault(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2])
     return [f"{name}=={version}" for name, version in sorted(versions.items())][:MOST]
 

@@ -6,7 +6,6 @@ numbers: where in it each entry begins, and how many entries there are. It is re
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from array import array
@@ -73,10 +72,12 @@ class ArrayFile:
 
     def _write_spans(self) -> None:
         """Write each byte that a span has once, and regions in the order of their first entries."""
-        import numpy
-
         if not self._begins:
             return
+        import ctypes
+
+        import numpy
+
         begins, ends = numpy.frombuffer(self._begins, numpy.int64), numpy.frombuffer(self._ends, numpy.int64)
         order = numpy.argsort(begins, kind="stable")
         reach = numpy.maximum.accumulate(ends[order])
