@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 REPEATS = (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT)
 USES = {"match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer"}
+_USE = re.compile(rf"\b(\w+)\.({'|'.join(sorted(USES))})\(")
 _ANY = [*"a1 x-.:/=,_A\t[\"'eE+|%(){}]<>#@*\n&;~^$!?\\", *map(chr, range(256))]
 
 
@@ -33,19 +34,26 @@ def find_patterns(package: str) -> Iterator[Found]:
     """Yield each pattern that a module of a package gives to `re`, as it stands there."""
     sys.modules.setdefault("cloudtrain_fence", import_module("entrypoints.launcher.fence"))  # as a bundle has it
     texts = {path: path.read_text("utf-8") for path in sorted((ROOT / package).rglob("*.py"))}
-    everything = "\n".join(texts.values())
+    everywhere = _uses("\n".join(texts.values()))
     for path, text in texts.items():
-        tree = ast.parse(text)
-        calls = list(_calls(tree, ""))
+        calls = list(_calls(ast.parse(text), "")) if "re." in text else []
         if not calls:
             continue
+        here = _uses(text)
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         names = vars(import_module(module))
         for call, holder in calls:
-            where = text if holder.startswith("_") else everything
-            used = set(re.findall(rf"\b{holder}\.(\w+)\(", where)) & USES if holder else set()
-            use = call.func.attr if call.func.attr != "compile" else used.pop() if len(used) == 1 else "search"
+            used = (here if holder.startswith("_") else everywhere).get(holder, set())
+            use = call.func.attr if call.func.attr != "compile" else next(iter(used)) if len(used) == 1 else "search"
             yield Found(f"{module}:{holder}", use, _evaluated(call, names))
+
+
+def _uses(text: str) -> dict[str, set[str]]:
+    """Return which functions of patterns a text calls, by the name before the dot."""
+    found: dict[str, set[str]] = {}
+    for holder, use in _USE.findall(text):
+        found.setdefault(holder, set()).add(use)
+    return found
 
 
 def _calls(node: ast.AST, holder: str) -> Iterator[tuple[Any, str]]:
