@@ -32,10 +32,10 @@ from cloudtrain.backends.aws import Aws
 from cloudtrain.backends.kubernetes import channel
 from cloudtrain.backends.kubernetes.client import KubeApi
 from cloudtrain.backends.kubernetes.doctor import KubeDoctor
-from cloudtrain.backends.kubernetes.jobs import KubeJobs, parse_handle
+from cloudtrain.backends.kubernetes.jobs import SIMULATED_S, KubeJobs, parse_handle
 from cloudtrain.backends.kubernetes.kinds import as_job, specs_of, templates_of
 from cloudtrain.backends.kubernetes.kubeconfig import SERVICE_ACCOUNT_DIR
-from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, KubeList
+from cloudtrain.backends.kubernetes.listing import CALLS_PER_S, LOGS_PER_S, KubeList
 from cloudtrain.backends.kubernetes.logs import KubeLogs
 from cloudtrain.backends.kubernetes.names import CONTAINER, INSTANCE_TYPE, OUTPUT
 from cloudtrain.backends.kubernetes.permissions import build_role
@@ -67,7 +67,7 @@ class KubernetesBackend(KubeJobs, Backend):
         Paths.NODES, KEYS, ci=Path(__file__).with_name("ci.yml"), shell=True, fixes={"disk-full": DISK_FULL}
     )
     poll_s = follow_s = POLL_S
-    calls_per_s = CALLS_PER_S
+    calls_per_s, logs_per_s = CALLS_PER_S, LOGS_PER_S
     # A credential plugin of the kubeconfig (gke-gcloud-auth-plugin, aws) sees them all.
     variables = (
         "KUBECONFIG", "KUBERNETES_*", "AWS_*", "BOTO_*", "GOOGLE_*", "GCLOUD_*", "CLOUDSDK_*", "AZURE_*",
@@ -78,6 +78,8 @@ class KubernetesBackend(KubeJobs, Backend):
         self._options, self._workdir = {"namespace": "default", **options}, workdir
         if options.get("poll_s"):
             self.poll_s = self.follow_s = float(options["poll_s"])
+            if self.poll_s < SIMULATED_S:
+                self.calls_per_s = self.logs_per_s = 100.0
         cluster = [str(options.get(name) or "") for name in ("kubeconfig", "context", "server", "ca")]
         self.group = f"kubernetes {'/'.join([*cluster, self._options['namespace']])}"
         connection_options = (options.get(name) for name in ("kubeconfig", "context", "server", "ca"))

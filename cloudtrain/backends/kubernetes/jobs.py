@@ -50,6 +50,7 @@ PATHS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
 }
+SIMULATED_S = 1.0  # whoever sets a shorter `poll_s` wants to know of changes at once
 STRICT = {"fieldValidation": "Strict"}  # kubectl's default too; the server's is to drop unknown fields with a warning
 
 
@@ -71,7 +72,9 @@ class KubeJobs:
     """The Jobs of a namespace: the calls of a backend that the API server answers. They raise BackendError."""
 
     def __init__(self, api: KubeApi, poll_s: float = 0.0, kind: str = "job", namespace: str = "default") -> None:
-        self._api, self._fresh_s, self.kind, self._namespace = api, 2.5 * poll_s, KINDS[kind].name, namespace
+        self._api, self.kind, self._namespace = api, KINDS[kind].name, namespace
+        # Old attempts are asked about every 30 s; until then their logs are read of the pods that are known.
+        self._fresh_s = 2.5 * poll_s if poll_s < SIMULATED_S else 40.0
         # Handle -> when its status was asked for (monotonic), its Job, and its pods without their spec
         self._known: dict[str, tuple[float, Object, list[Object]]] = {}
 

@@ -23,9 +23,9 @@ from cloudtrain.backends.manifest import sent_record
 from cloudtrain.backends.plan import FoundAttempt
 from cloudtrain.events import State, Status
 
-# Without its own limits a client of client-go makes 5 requests a second (DefaultQPS,
-# https://github.com/kubernetes/client-go/blob/v0.34.1/rest/config.go, 2026-11-23).
-CALLS_PER_S = 5.0
+# Two requests a second for 200 live runs: half are the lists of their states (two lists for each 100 runs), half are logs.
+# One client of client-go makes up to five (DefaultQPS, k8s.io/client-go/rest/config.go of v0.34.1, 2026-11-23).
+CALLS_PER_S, LOGS_PER_S = 0.7, 0.8
 NAMES = 100  # in one selector, of up to 63 characters each: with them an address is shorter than proxies allow (8 KiB)
 PAGE = 500  # objects in one answer
 

@@ -43,7 +43,8 @@ class Budget:
         moment = self._clock.monotonic()
         self._left = min(self._most, self._left + (moment - self._at) * self.calls_per_s)
         self._at = moment
-        return 0.0 if self._left >= 1 else (1 - self._left) / self.calls_per_s
+        missing = 1 - self._left
+        return missing / self.calls_per_s if missing > 1e-9 else 0.0  # a wait that no clock can show would never end
 
     def take(self, calls: int) -> None:
         """Count calls; more than are left are paid by a longer wait."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.2, 5.0  # half as long again each time, a quarter more or less by chance
+MANY, RETRY_OF_MANY_S = 128, 7.0  # of so many nodes each asks at most once in 5 s, from the first time on
 
 
 class Worker:
@@ -36,7 +37,9 @@ class Worker:
         )
         self._clock, self._join_s = loop.clock, join_s
         self._join_by = self._clock.monotonic() + join_s
-        self._next_try, self._retry_s = 0.0, FIRST_RETRY_S
+        many = manifest.nodes >= MANY
+        self._next_try, self._retry_s = 0.0, RETRY_OF_MANY_S if many else FIRST_RETRY_S
+        self._longest_retry_s = RETRY_OF_MANY_S if many else LONGEST_RETRY_S
         self._began = self._clock.monotonic()
         self._say_at = self._began + WAIT_LINE_S
         self._nonce = os.urandom(16).hex()
@@ -159,7 +162,7 @@ class Worker:
         except OSError as error:
             self._why, self._is_known = error.strerror or str(error), not isinstance(error, socket.gaierror)
             self._next_try = self._clock.monotonic() + self._retry_s * (0.75 + os.urandom(1)[0] / 512)
-            self._retry_s = min(LONGEST_RETRY_S, self._retry_s * 1.5)
+            self._retry_s = min(self._longest_retry_s, self._retry_s * 1.5)
             return
         self._channel = Channel(self._loop, connection, self._on_message, self._on_closed)
 

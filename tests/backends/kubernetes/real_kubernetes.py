@@ -25,12 +25,15 @@ from cloudtrain.backends.kubernetes.admission import build_policy
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
 from cloudtrain.backends.kubernetes.client import KubeError
 from cloudtrain.backends.kubernetes.jobs import PATHS
+from cloudtrain.backends.kubernetes.kinds import KINDS, RUNTIMES
 from cloudtrain.events import State
 from cloudtrain.policy.enforce import requirements
 from cloudtrain.policy.files import read
 from cloudtrain.testing.contract import WAIT_S, BackendContract
 from tests.backends.kubernetes.locked_down import LockedDown, documented_rules
+from tests.backends.kubernetes.test_recipes import RECIPES, RUNTIME, request_of
 from tests.backends.kubernetes.test_request import CASES, made
+from tests.backends.kubernetes.test_scale import LARGE
 from tests.conftest import wait_for
 
 SPACE = os.environ.get("CLOUDTRAIN_TEST_NAMESPACE", "default")
@@ -67,15 +70,38 @@ def test_doctor_finds_nothing(backend: KubernetesBackend):
     assert backend.check() == [] and backend.capacity()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith(("jobset", "trainjob"))])  # operators
+def send_dry(backend: KubernetesBackend, manifest: dict[str, Any], place: str = "") -> int:
+    """Send an object that is not kept, strictly: what the server does not know, or may not be, is an error."""
+    sent = json.loads(json.dumps(manifest).replace("${bundle.bytes}", "cGFja2Vk").replace("${job.uid}", "0-1"))
+    if not place:
+        sent["metadata"]["namespace"], place = SPACE, PATHS[manifest["kind"]].format(SPACE)
+    query = {"dryRun": "All", "fieldValidation": "Strict"}
+    return backend._api.call("POST", place, manifest["kind"], query=query, body=sent).status
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_the_server_takes_every_golden_manifest(backend: KubernetesBackend, case: str):
-    """A dry run, strictly: what it does not know, or may not be, is an error."""
-    for manifest in made(*CASES[case]).to_dict()["manifests"]:
-        sent = json.loads(json.dumps(manifest).replace("${bundle.bytes}", "cGFja2Vk").replace("${job.uid}", "0-1"))
-        sent["metadata"]["namespace"] = SPACE
-        place, query = PATHS[manifest["kind"]].format(SPACE), {"dryRun": "All", "fieldValidation": "Strict"}
-        answer = backend._api.call("POST", place, f"{case} {manifest['kind']}", query=query, body=sent)
-        assert answer.status == 201
+    """Those of operators by their CRDs."""
+    assert [send_dry(backend, each) for each in made(*CASES[case]).to_dict()["manifests"]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_256_nodes_are_one_object(backend: KubernetesBackend, kind: str):
+    assert [send_dry(backend, each) for each in made(*LARGE[kind]).to_dict()["manifests"]]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_server_takes_every_recipe(backend: KubernetesBackend, recipe: str):
+    assert [send_dry(backend, each) for each in request_of(RECIPES[recipe]).to_dict()["manifests"]]
+
+
+def test_the_server_takes_the_runtime_of_the_recipes_and_no_typo_in_it(backend: KubernetesBackend):
+    assert send_dry(backend, RUNTIME, RUNTIMES) == 201
+    with pytest.raises(KubeError, match='unknown field "spec.mlPolicies"'):
+        send_dry(backend, {**RUNTIME, "spec": {**RUNTIME["spec"], "mlPolicies": {}}}, RUNTIMES)
+    trainjob = made(*CASES["trainjob"]).main
+    with pytest.raises(KubeError, match='unknown field "spec.trainer.nodes"'):
+        send_dry(backend, {**trainjob, "spec": {**trainjob["spec"], "trainer": {"nodes": 2}}})
 
 
 def test_the_server_refuses_what_the_admission_policy_refuses(backend: KubernetesBackend, tmp_path: Path):

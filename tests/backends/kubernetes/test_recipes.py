@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
+from cloudtrain.backends.kubernetes.request import Request
 from tests.backends.kubernetes.test_request import made, problems
 
 PAGE = (Path(__file__).parents[3] / "docs" / "kubernetes_recipes.md").read_text("utf-8")
@@ -20,13 +21,17 @@ RECIPES = dict(zip(NAMES, BLOCKS, strict=True))
 RUNTIME = RECIPES.pop("runtime")
 
 
-def planned(recipe: dict[str, Any]) -> dict[str, Any]:
+def request_of(recipe: dict[str, Any]) -> Request:
     changes, options = {**recipe}, recipe["options"]["kubernetes"]
     del changes["options"]
     KubernetesBackend.options()(**options)
     request = made(changes, options)
     assert request.problems == []
-    return request.job
+    return request
+
+
+def planned(recipe: dict[str, Any]) -> dict[str, Any]:
+    return request_of(recipe).job
 
 
 @pytest.mark.parametrize("name", RECIPES)

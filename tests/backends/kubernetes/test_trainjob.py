@@ -10,9 +10,11 @@ import pytest
 from cloudtrain.backends.kubernetes.kinds import as_job, runtime_problems
 from cloudtrain.backends.kubernetes.overlay import merge_manifest
 from cloudtrain.backends.kubernetes.permissions import build_role
-from cloudtrain.errors import BackendError
+from cloudtrain.errors import BackendError, BadJob
 from cloudtrain.events import State
 from tests.backends.kubernetes.clusters import Ground
+from tests.backends.kubernetes.test_backend import TestKubernetes as Contract
+from tests.backends.kubernetes.test_backend import shared  # noqa: F401
 from tests.backends.kubernetes.test_faults import ended, place, planned, started  # noqa: F401
 from tests.backends.kubernetes.test_recipes import RUNTIME
 from tests.backends.kubernetes.test_request import CASES, made, problems
@@ -163,3 +165,24 @@ def test_nothing_is_created_where_the_runtime_does_not_fit(place: Ground):  # no
     with pytest.raises(BackendError, match="cannot be read"):
         backend.submit(plan, bundle)
     assert place.cluster.objects.all("trainjobs") == [] == place.cluster.objects.all("configmaps")
+
+
+@pytest.mark.long
+class TestTrainJobs(Contract):
+    """The contract suite, whose attempts are TrainJobs."""
+
+    @pytest.fixture
+    def connect(self, shared: Ground, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", shared.store.url)
+        self.shared = shared
+        if not shared.cluster.objects.all("clustertrainingruntimes"):
+            shared.cluster.objects.add("clustertrainingruntimes", "", copy.deepcopy(RUNTIME))
+        return lambda: shared.backend(**OPTIONS)
+
+    def test_a_killed_service_on_the_node_of_the_main_role_is_started_again_there(self, backend, start):  # type: ignore[no-untyped-def]
+        """Its container has no place in a TrainJob: it is refused before anything is created."""
+        roles = {"trainer": {}, "server": {"entrypoint": "script.py", "colocate": "trainer"}}
+        before = len(self.shared.cluster.objects.all("trainjobs"))
+        with pytest.raises(BadJob, match="a TrainJob sets one"):
+            start("print(1)", roles=roles)
+        assert len(self.shared.cluster.objects.all("trainjobs")) == before

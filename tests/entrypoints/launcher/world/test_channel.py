@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -134,26 +135,39 @@ def test_a_node_asks_for_node_0_seldom_and_gives_up_in_time(monkeypatch, error, 
     assert (outcomes[0].state, outcomes[0].exit_code) == outcome
 
 
-def test_64_nodes_do_not_ask_together(monkeypatch):
-    """63 nodes that wait for node 0 ask about 13 times a second together; that they began together is soon forgotten."""
+def ask_in_vain(count: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
+    """Return when which of many nodes asks for node 0, which does not come."""
     clock, asked, outcomes = VirtualClock(), [], []
+    began = clock.monotonic()
 
     def refuse(address, timeout):
-        asked.append(clock.monotonic())
+        asked.append((clock.monotonic() - began, address[0]))
         raise OSError("refused")
 
     monkeypatch.setattr(workers.socket, "create_connection", refuse)
     listener = Listener(lambda _: None, lambda _: None, outcomes.append, log_to([]))
-    plan = manifest.decode(Manifest("run", 1, ("train.py",), 64, 1).encode())
-    places = [Cluster(nodes=64, node_rank=rank, control_host="a.b") for rank in range(1, 64)]
+    plan = manifest.decode(Manifest("run", 1, ("train.py",), count, 1).encode())
+    places = [Cluster(nodes=count, node_rank=rank, control_host=f"node-0-as-{rank}-sees") for rank in range(1, count)]
     nodes = [workers.Worker(Loop(clock), plan, place, "", listener, 1800.0) for place in places]
-    began = clock.monotonic()
-    while clock.monotonic() < began + 120:
+    while clock.monotonic() < began + seconds:
         for node in nodes:
             node.tick(False)
         clock.sleep(0.05)
-    later = Counter(int(moment) for moment in asked if moment >= began + 60)
-    assert not outcomes and len(later) >= 59
+    assert not outcomes
+    return asked
+
+
+def test_each_of_256_nodes_asks_for_node_0_at_most_once_in_5_s(monkeypatch):
+    asked = ask_in_vain(256, 40, monkeypatch)
+    for name in {name for _, name in asked}:
+        moments = [moment for moment, each in asked if each == name]
+        assert len(moments) >= 4 and all(after - before >= 5 for before, after in pairwise(moments)), moments
+
+
+def test_64_nodes_do_not_ask_together(monkeypatch):
+    """63 nodes that wait for node 0 ask about 13 times a second together; that they began together is soon forgotten."""
+    later = Counter(int(moment) for moment, _ in ask_in_vain(64, 120, monkeypatch) if moment >= 60)
+    assert len(later) >= 59
     assert 9 <= sum(later.values()) / 60 <= 17 and max(later.values()) <= 40, later
 
 
