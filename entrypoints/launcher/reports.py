@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Mapping
 
@@ -51,7 +50,7 @@ class Reports:
             processes=self._manifest.processes_per_node,
             world_size=world_size,
             node_rank=world.node_rank,
-            hostname=socket.gethostname(),
+            hostname=os.uname().nodename,
             name=cluster.name,
             pid=os.getpid(),
             gpus=self._manifest.gpus_per_node,

@@ -22,7 +22,6 @@ from .ranks import Ranks, manner
 from .reports import Reports
 from .restarts import Restarts
 from .result import finish_output, report
-from .service import EXIT_SERVICE, Service, check_free
 from .stall import STACKS_S, StallDetector, show_stacks
 from .status import Status, stamp
 from .stdin import Lease, check_world, later_rank, sagemaker_file, standard_input, starter_died
@@ -30,7 +29,7 @@ from .world import cluster as clusters
 from .world import roles, scheduler
 from .world.channel import Listener, World, proof
 from .world.cluster import SHARED_GPUS
-from .world.coordinator import Coordinator
+from .world.coordinator import Coordinator, channel_end
 from .world.outcome import (
     EXIT_LOST,
     EXIT_REFUSED,
@@ -41,12 +40,13 @@ from .world.outcome import (
     hung_reason,
     refused_outcome,
 )
-from .world.worker import Worker, channel_end
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
     from .health.check import NodeCheck
+    from .service import Service
     from .shared_gpus import SharedGpus
+    from .world.worker import Worker
 
 TICK_S = 1.0
 SHORT_GRACE_S = 5.0  # for ranks whose world is broken: nothing they could save would be whole
@@ -140,6 +140,8 @@ class Supervisor:
         manifest.take_role(cluster.node_rank)
         self._cluster = cluster = clusters.with_own_gpus(cluster, manifest, self._environ)
         if manifest.is_service and manifest.role:
+            from .service import Service
+
             self._environ = dict(self._environ)  # the job's credentials that stores' clients get are not the service's
             self._service = Service(manifest.role, self._loop, lambda: self._peers.up())
             printed = self._service.printed
@@ -327,8 +329,11 @@ class Supervisor:
     def _start_ranks(self, ports: Sequence[int] = ()) -> bool:
         """Start this node's programs, whose ports must be free; return whether they could be."""
         try:
-            for port in ports:
-                check_free(port)
+            if ports:
+                from .service import check_free
+
+                for port in ports:
+                    check_free(port)
             for program in self._programs:
                 self._ranks.start(*program)
         except OSError as error:
@@ -349,6 +354,8 @@ class Supervisor:
     def _service_ended(self, service: Service, rank: int, status: int, at: float) -> None:
         """A rank of the service has ended before the main role: restart all of this node, or end the attempt."""
         if self._stopping is None and (verdict := service.rank_ended(self._ranks, self.log, rank, status)):
+            from .service import EXIT_SERVICE
+
             self.status.set(failed_at=stamp(at))
             self._peers.fail(-1, processes.exit_code(status) or EXIT_SERVICE, at, verdict)
 

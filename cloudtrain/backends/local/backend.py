@@ -271,7 +271,7 @@ def _node_folders(folder: Path) -> list[Path]:
     return [folder / Path(node["folder"]).name for node in request["nodes"]]  # the home may have been moved
 
 
-_FOUND: dict[tuple[Path, str], Path] = {}  # a cache and the digest of a bundle -> the bytecode of its runtime
+_FOUND: dict[tuple[Path, str], tuple[Path, list[Path]]] = {}  # a cache, the digest of a bundle -> its bytecode, folders
 
 
 def link_bytecode(source: Path, cache: Path, sha256: str = "") -> None:
@@ -283,17 +283,18 @@ def link_bytecode(source: Path, cache: Path, sha256: str = "") -> None:
     the hash of its source, so it never uses stale bytecode.
     """
     runtime = source / RESERVED
-    files = sorted(runtime.rglob("*.py"))
     try:
-        cached = _FOUND.get((cache, sha256))
+        cached, folders = _FOUND.get((cache, sha256), (None, []))
         if cached is None or not cached.is_dir():
+            files = sorted(runtime.rglob("*.py"))
             cached = cache / f"{sys.implementation.cache_tag}-{_digest(runtime, files)}"
             if not cached.is_dir():
                 _compile(runtime, files, cached)
+            folders = [*{file.parent.relative_to(runtime) for file in files}]
             if sha256:
-                _FOUND[cache, sha256] = cached
-        for folder in {file.parent for file in files}:
-            (folder / "__pycache__").symlink_to(cached / folder.relative_to(runtime))
+                _FOUND[cache, sha256] = cached, folders
+        for folder in folders:
+            (runtime / folder / "__pycache__").symlink_to(cached / folder)
     except (OSError, ValueError):
         return  # for example a full disk: the job runs without the cache
 

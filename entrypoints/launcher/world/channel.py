@@ -9,7 +9,6 @@ Each side proves that it knows the attempt's token, where one was given. A singl
 from __future__ import annotations
 
 import json
-import socket
 from collections import namedtuple
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from ..loop import Loop
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
+    import socket
     from typing import Any
 
 JOIN_S = 1800.0  # how long nodes may take to join: limits.max_wait, or CLOUDTRAIN_JOIN_TIMEOUT_S
@@ -59,6 +59,8 @@ class Channel:
         self._silence_s, self._looked_at = 0.0, self._clock.monotonic()
         self.peer: str = connection.getpeername()[0]  # the other side's address
         connection.setblocking(False)
+        import socket
+
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.watch(connection.fileno(), self._read)
 

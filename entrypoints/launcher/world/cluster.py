@@ -6,8 +6,8 @@ Trap: on Vertex, PAI and Kubeflow RANK and WORLD_SIZE count nodes. They are rank
 from __future__ import annotations
 
 import json
+import os
 import re
-import socket
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 
@@ -78,7 +78,7 @@ def resolve(environ: Mapping[str, str], resourceconfig: str = "") -> Cluster:
 
 
 def _name(environ: Mapping[str, str]) -> str:
-    return environ.get("CLOUDTRAIN_NODE_NAME") or environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return environ.get("CLOUDTRAIN_NODE_NAME") or environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def _chosen_gpus(environ: Mapping[str, str]) -> str | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import Refused
 from ..health.stragglers import Stragglers
@@ -12,13 +11,16 @@ from ..health.verdict import Check, Checks
 from ..loop import Loop
 from ..manifest import Manifest
 from . import ports
-from .channel import INFORM_S, SILENCE_S, WAIT_LINE_S, Channel, Listener, World, proof, same
+from .channel import FEWER_S, INFORM_S, JOIN_S, SILENCE_S, WAIT_LINE_S, Channel, Listener, World, proof, same
 from .cluster import LOOPBACK, Cluster
 from .outcome import EXIT_REFUSED, ClusterState, Outcome, Restart, Start, refused_outcome
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
 if TYPE_CHECKING:
+    import socket
     from typing import Any
+
+    from .worker import Worker
 
 
 class Coordinator:
@@ -61,6 +63,8 @@ class Coordinator:
         """Listen for the other nodes and return where, None for a single node; raises Refused."""
         if self._manifest.nodes == 1:
             return None
+        import socket
+
         host, port = self._cluster.control_host, self._cluster.control_port
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -392,3 +396,22 @@ class Coordinator:
                 self._workers[node].send(kind=kind, **world._asdict())
         if own is not None:
             (self._listener.check if kind == "check" else self._listener.start)(own)
+
+
+def channel_end(
+    loop: Loop, manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], token: str, listener: Listener
+) -> Coordinator | Worker:
+    """Return this node's end of the control channel.
+
+    A rank that another launcher has started is a cluster of its own: it has no peers of ours to wait for.
+    """
+    usual_s = JOIN_S if manifest.fewest_nodes == manifest.nodes else FEWER_S
+    join_s = float(environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or manifest.join_s or usual_s)
+    if cluster.launched:
+        manifest.nodes = manifest.processes_per_node = 1
+        manifest.restarts = 0
+    if cluster.node_rank == 0 or cluster.launched:
+        return Coordinator(loop, manifest, cluster, token, listener, join_s)
+    from .worker import Worker  # only here, and with it socket: a single node needs neither
+
+    return Worker(loop, manifest, cluster, token, listener, join_s)

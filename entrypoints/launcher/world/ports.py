@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import _socket as socket  # of which `socket` makes enums, which costs every job some milliseconds
 
 from . import frameworks
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 
 from ..loop import Loop
 from ..manifest import Manifest
 from . import ports
-from .channel import FEWER_S, INFORM_S, JOIN_S, SILENCE_S, WAIT_LINE_S, Channel, Listener, World, proof, same
+from .channel import INFORM_S, SILENCE_S, WAIT_LINE_S, Channel, Listener, World, proof, same
 from .cluster import Cluster
-from .coordinator import Coordinator
 from .outcome import EXIT_RESUMABLE, HUNG, Outcome, missing_outcome, refused_outcome
 
 TYPE_CHECKING = False  # importing typing would cost every job some milliseconds
@@ -234,19 +232,3 @@ class Worker:
         if not self._over:
             self._over = True
             self._listener.outcome(outcome)
-
-
-def channel_end(
-    loop: Loop, manifest: Manifest, cluster: Cluster, environ: Mapping[str, str], token: str, listener: Listener
-) -> Coordinator | Worker:
-    """Return this node's end of the control channel.
-
-    A rank that another launcher has started is a cluster of its own: it has no peers of ours to wait for.
-    """
-    usual_s = JOIN_S if manifest.fewest_nodes == manifest.nodes else FEWER_S
-    join_s = float(environ.get("CLOUDTRAIN_JOIN_TIMEOUT_S") or manifest.join_s or usual_s)
-    if cluster.launched:
-        manifest.nodes = manifest.processes_per_node = 1
-        manifest.restarts = 0
-    end = Coordinator if cluster.node_rank == 0 or cluster.launched else Worker
-    return end(loop, manifest, cluster, token, listener, join_s)
