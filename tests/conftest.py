@@ -31,6 +31,7 @@ pytest_plugins = ["tests.lab.fixtures"]
 
 TESTS = Path(__file__).parent
 TORCH_AT_EXIT = str(TESTS / "torch_at_exit")  # a folder for PYTHONPATH: see its sitecustomize.py
+LAST = {"0": 0, "1": 1, "2": 2, "ci": 2, "3": 3}  # the last tier of an option --tier that is run as a whole
 WAIT_S = 120.0  # a bound for any single wait; machines are slow and busy
 
 # Who starts us in the background of a script may ignore Ctrl-C, and so would all that the tests start and interrupt.
@@ -50,9 +51,9 @@ gc.disable()  # until all tests are collected: what that makes stays, and lookin
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--tier 1`: the tests of tiers 0 and 1, see tests/tiers.txt; `--tier sample`: those of tests/sample.py."""
+    """`--tier 1`: the tests of tiers 0 and 1, see tests/tiers.txt; `sample`: those of tests/sample.py; `ci`: these and tier 2."""
     parser.addoption(
-        "--tier", choices=("0", "1", "2", "3", "sample"), help="run tests up to this tier, none in containers"
+        "--tier", choices=("0", "1", "2", "3", "sample", "ci"), help="run tests up to this tier, none in containers"
     )
 
 
@@ -62,14 +63,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if tier is None or collection_path.suffix != ".py" or TESTS not in collection_path.parents:
         return None
     path = collection_path.relative_to(TESTS).as_posix()
-    if tier == "sample":
-        return None if any(name.partition("::")[0] == path for name in sample().chosen) else True
-    return True if is_later(path, int(tier)) else None
+    if tier in ("sample", "ci") and any(name.partition("::")[0] == path for name in sample().chosen):
+        return None
+    return True if is_later(path, LAST.get(tier, -1)) else None
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say what the sample leaves out."""
-    if config.getoption("tier") != "sample":
+    if config.getoption("tier") not in ("sample", "ci"):
         return []
     chosen, left_out = sample()
     return [f"sample: {len(chosen)} names", *(f"left out, make test-long has it: {name}" for name in left_out)]
@@ -87,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item not in chosen]
         items[:] = [item for item in items if item in chosen]
         config.hook.pytest_deselected(items=left_out)
-    if wanted in ("0", "1", "2"):
+    if wanted in ("0", "1", "2", "ci"):
         settle_choices()
     settle_draws(items, {"0": 0.3, "1": 0.3, "3": 10.0}.get(wanted, 1.0))
     yield
@@ -139,11 +140,12 @@ def settle_choices() -> None:
 def chosen_tests(wanted: str, items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that an option --tier asks for."""
     here = [item for item in items if not item.get_closest_marker("docker")]
-    if wanted == "sample":
+    chosen = {item for item in here if tier_of(item) <= LAST.get(wanted, -1)}
+    if wanted in ("sample", "ci"):
         names = set(sample().chosen)
         here = [item for item in here if tier_of(item) == 3]
-        return {item for item in here if names.intersection(names_of(item.nodeid.removeprefix("tests/")))}
-    return {item for item in here if tier_of(item) <= int(wanted)}
+        chosen |= {item for item in here if names.intersection(names_of(item.nodeid.removeprefix("tests/")))}
+    return chosen
 
 
 @pytest.hookimpl(wrapper=True)

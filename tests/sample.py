@@ -275,6 +275,7 @@ TABLE = {
     ),
     "entrypoints/trainer/strategies/": (
         f"{STRATEGIES}/test_strategies.py::test_a_strategy_equals_one_process[fsdp x tp]",
+        f"{STRATEGIES}/test_strategies.py::test_a_strategy_equals_one_process[dp x pp]",
         f"{STRATEGIES}/test_memory.py::test_no_rank_holds_the_whole_model[zero3]",
         f"{STRATEGIES}/test_memory.py::test_no_rank_holds_the_whole_model[fsdp, adapter of tied matrices merged]",
         f"{STRATEGIES}/test_dtype.py::test_weights_in_bfloat16_learn_as_on_one_process[lora, fsdp]",
