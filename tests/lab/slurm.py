@@ -39,6 +39,7 @@ KillWait=30
 MinJobAge=300
 InactiveLimit=0
 GresTypes=gpu
+Licenses=solver:1
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=UNLIMITED State=UP PriorityTier=5 PreemptMode=OFF
 PartitionName=low Nodes=ALL MaxTime=UNLIMITED State=UP PriorityTier=1 GraceTime=60

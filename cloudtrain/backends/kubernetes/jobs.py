@@ -241,13 +241,18 @@ class KubeJobs:
         return pods_of(job, pod_list.get("items") or ())
 
     def visible_pods(self, handle: str, job: Object) -> list[Object]:
-        """Return an attempt's pods, [] where the account may not list pods: its Job alone says the state then."""
+        """Return an attempt's pods, [] where the account may not list pods: its Job alone says the state then.
+
+        What was seen is remembered; a log that is read of no pods would be empty, and nobody would learn why.
+        """
         try:
-            return self.pods(handle, job)
+            pods = self.pods(handle, job)
         except KubeError as error:
             if error.status != 403:
                 raise
             return []
+        self.remember(handle, job, pods)
+        return pods
 
     def remember(self, handle: str, job: Object, pods: Iterable[Object]) -> None:
         """Keep what a status was made of, for `known`."""
@@ -271,7 +276,6 @@ class KubeJobs:
         if job is None:
             return Status(State.LOST, None, f"the Job {'/'.join(parse_handle(handle)[1:3])} no longer exists")
         pods = self.visible_pods(handle, job)
-        self.remember(handle, job, pods)
         status = status_of(job, pods)
         if status.state is not State.STARTING:
             return status

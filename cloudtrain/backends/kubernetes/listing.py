@@ -76,18 +76,21 @@ class KubeList:
                 own = [job for job in jobs if is_child(job, uid, name)]
                 jobs.append(as_job(parent, sorted(own, key=lambda job: str(job["metadata"]["name"]))))
         pods: list[Object] = []
+        seen = True
         try:
             pods += self._list(f"/api/v1/namespaces/{namespace}/pods", "the pods cannot be listed", query)
         except KubeError as error:
             if error.status != 403:  # else the Jobs alone say the states
                 raise
+            seen = False
         found: dict[str, Status] = {}
         waiting: dict[str, tuple[Object, list[Object]]] = {}  # handle -> a Job and its pods, some of which wait
         silent: set[str] = set()  # uids of objects whose newest event is the reason
         for job in with_ends(self._api, namespace, jobs):
             if handle := by_uid.get(str(job["metadata"]["uid"])):
                 own = pods_of(job, pods)
-                self._jobs.remember(handle, job, own)
+                if seen:
+                    self._jobs.remember(handle, job, own)
                 status = found[handle] = status_of(job, own)
                 if status.state is State.STARTING:
                     waiting[handle] = job, own
