@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,9 @@ class Bundle:
     commit: str | None
     dirty: bool
     source: str
+    extra: Mapping[str, Path] = field(
+        default_factory=dict, compare=False
+    )  # known where it was packaged in this process
 
     @classmethod
     def make(
@@ -113,7 +116,7 @@ class Bundle:
                 changed = change.path
                 continue
             bundle = cls(into / f"{sha256}.tar.gz", sha256, survey.source_sha256, size, source_files.files, source_files.commit,
-                         source_files.dirty, str(source_files.root))  # fmt: skip
+                         source_files.dirty, str(source_files.root), extra or {})  # fmt: skip
             if stored != bundle:
                 bundle._remember()
             elif stored:

@@ -13,6 +13,7 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import cloudtrain.nodes.supervisor as supervisor
@@ -163,7 +164,7 @@ class LocalBackend(FolderBackend):
                 raise
             return  # an earlier submit of this attempt, or one that was faster, has done it
         if self.python == sys.executable:
-            link_bytecode(source, bundle.path.parent / ".bytecode", bundle.sha256)
+            link_bytecode(source, bundle.path.parent / ".bytecode", bundle.sha256, bundle.extra)
 
     def _wait_for_control(self, first: Path) -> str | None:
         """Wait until node 0 listens and return its address, or None if it ended instead."""
@@ -274,10 +275,13 @@ def _node_folders(folder: Path) -> list[Path]:
 _FOUND: dict[tuple[Path, str], tuple[Path, list[Path]]] = {}  # a cache, the digest of a bundle -> its bytecode, folders
 
 
-def link_bytecode(source: Path, cache: Path, sha256: str = "") -> None:
+def link_bytecode(
+    source: Path, cache: Path, sha256: str = "", extra: Mapping[str, Path] = MappingProxyType({})
+) -> None:
     """Link cached bytecode for this interpreter into the runtime of an extracted source; compiles it if necessary.
 
-    `sha256` is that of the bundle, where one is known: many calls of a function have the same.
+    `sha256` is that of the bundle, where one is known: many calls of a function have the same. `extra` are its files beside
+    the source, as of `Bundle.make`.
 
     Each folder of the runtime gets a `__pycache__` link into the cache. The interpreter checks every file there against
     the hash of its source, so it never uses stale bytecode.
@@ -289,7 +293,7 @@ def link_bytecode(source: Path, cache: Path, sha256: str = "") -> None:
             files = sorted(runtime.rglob("*.py"))
             cached = cache / f"{sys.implementation.cache_tag}-{_digest(runtime, files)}"
             if not cached.is_dir():
-                _compile(runtime, files, cached)
+                _compile(runtime, files, cached, dict(runtime_files()) | dict(extra))
             folders = [*{file.parent.relative_to(runtime) for file in files}]
             if sha256:
                 _FOUND[cache, sha256] = cached, folders
@@ -308,19 +312,22 @@ def _digest(runtime: Path, files: list[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _compile(runtime: Path, files: list[Path], target: Path) -> None:
-    """Fill the cache; raises OSError, and ValueError for a module that this interpreter cannot compile."""
+def _compile(runtime: Path, files: list[Path], target: Path, installed: Mapping[str, Path]) -> None:
+    """Fill the cache; `installed` are the same files here, by their paths in a bundle, which may be compiled already.
+
+    Raises OSError, and ValueError for a module that this interpreter cannot compile.
+    """
     import shutil
     from py_compile import PycInvalidationMode, PyCompileError, compile
 
     partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    installed = dict(runtime_files())
     try:
+        for folder in {file.parent.relative_to(runtime) for file in files}:
+            (partial / folder).mkdir(parents=True, exist_ok=True)
         for file in files:
             relative = file.relative_to(runtime)
             compiled = partial / relative.parent / f"{relative.stem}.{sys.implementation.cache_tag}.pyc"
             if known := _installed(file, installed.get(f"{RESERVED}/{relative.as_posix()}")):
-                compiled.parent.mkdir(parents=True, exist_ok=True)
                 compiled.write_bytes(known)
                 continue
             compile(str(file), str(compiled), doraise=True, invalidation_mode=PycInvalidationMode.CHECKED_HASH)

@@ -36,6 +36,7 @@ POINTERS = (
     "SLURM_CLUSTERS", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "*_PROXY", "*_proxy", "*_CA_BUNDLE", "SSL_CERT_*",
     *BASE,
 )  # fmt: skip
+_SPECIAL = frozenset("*?[")
 
 
 @cache
@@ -55,9 +56,18 @@ def patterns_of(backend: str) -> tuple[str, ...]:
 
 
 def select(environ: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
-    """Return the variables whose names match a pattern."""
-    patterns = tuple(patterns)
-    return {name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in patterns)}
+    """Return the variables whose names match a pattern; NAME, NAME* and *NAME need no regular expression."""
+    names = {*patterns}
+    special = {each for each in names if _SPECIAL.intersection(each)}
+    starts = tuple(each[:-1] for each in special if each[-1] == "*" and not _SPECIAL.intersection(each[:-1]))
+    ends = tuple(each[1:] for each in special if each[0] == "*" and not _SPECIAL.intersection(each[1:]))
+    rest = [each for each in special if each[:-1] not in starts and each[1:] not in ends]
+
+    def matches(name: str) -> bool:
+        ours = name in names or name.startswith(starts) or name.endswith(ends)
+        return ours or any(fnmatchcase(name, each) for each in rest)
+
+    return {name: value for name, value in environ.items() if matches(name)}
 
 
 def pointers(environ: Mapping[str, str]) -> dict[str, str]:

@@ -95,7 +95,8 @@ def own_version() -> str:
     """Return this cloudtrain's version and when its newest module was changed: an upgrade in place is newer too."""
     from cloudtrain.__about__ import __version__
 
-    newest = max(path.stat().st_mtime_ns for path in Path(__file__).parents[2].rglob("*.py"))
+    files = (f"{at}/{name}" for at, _, names in os.walk(Path(__file__).parents[2]) for name in names)
+    newest = max(os.stat(file).st_mtime_ns for file in files if file.endswith(".py"))  # noqa: PTH116 - twice as fast
     return f"{__version__}+{newest}"
 
 
