@@ -142,6 +142,17 @@ def test_a_python_without_packages_calls_the_function(tmp_path: Path):
     assert pickle.loads((tmp_path / "out" / "returned" / "value-1-0.pkl").read_bytes()) == 5
 
 
+def test_a_call_imports_nothing_heavy_for_itself(tmp_path: Path):
+    def imported(_):
+        return {"argparse", "ctypes", "hashlib", "shutil"} & sys.modules.keys()
+
+    packed, _ = packing.pack(imported, [((1,), {})], None, tmp_path)
+    code = (tmp_path / "function.pkl").read_bytes()
+    done = start(tmp_path, "--digest", packed.digest, code=code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert pickle.loads((tmp_path / "out" / "returned" / "value-1-0.pkl").read_bytes()) == set()
+
+
 class Harm:
     """A pickle that leaves a mark where it is loaded."""
 

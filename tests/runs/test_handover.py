@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.history.store import Store
+from cloudtrain.runs.planning import environment
 from cloudtrain.runs.sending import handover
 from cloudtrain.runs.sending.handover import Mailbox, call
 from cloudtrain.runs.submit import Submitter
@@ -35,6 +37,13 @@ def box(quick_folder: Path):
     made = Mailbox(quick_folder / "watcher", "socket", handle)
     yield SimpleNamespace(path=made.path, got=got, close=made.close)
     made.close()
+
+
+def test_variables_are_selected_as_by_the_patterns_of_a_shell():
+    names = ("AWS", "AWS_PROFILE", "HTTP_PROXY", "PROXY", "KUBE", "KUBE1", "KUBECONFIG", "B_KEY_ID")
+    for patterns in (("AWS_*",), ("*_PROXY", "KUBE"), ("KUBE?",), ("B_*_ID", "[AH]*"), ("*",), ("*X_*", "KUBE*"), ()):
+        wanted = [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
+        assert [*environment.select(dict.fromkeys(names, "value"), patterns)] == wanted, patterns
 
 
 def test_a_message_has_its_answer_and_only_the_user_may_send_one(box):

@@ -86,6 +86,22 @@ def test_what_the_installation_has_compiled_is_not_compiled_again(tmp_path, sour
     assert "part.py" in asked
 
 
+def test_what_travels_beside_the_source_is_not_compiled_again(tmp_path, source, monkeypatch):
+    beside = tmp_path / "beside.py"
+    beside.write_text((source / ".cloudtrain" / "node" / "part.py").read_text())
+    py_compile.compile(str(beside))
+    asked: list[str] = []
+    compile_file = py_compile.compile
+    monkeypatch.setattr(
+        py_compile,
+        "compile",
+        lambda file, *more, **named: asked.append(Path(file).name) or compile_file(file, *more, **named),
+    )
+    local.link_bytecode(source, tmp_path / "cache", "bundle", {".cloudtrain/node/part.py": beside})
+    assert asked == ["launch.py", "__init__.py"]
+    assert launch(source).stdout.startswith("1 ")
+
+
 def test_another_text_has_another_place(tmp_path, source):
     local.link_bytecode(source, tmp_path / "cache")
     local.link_bytecode(make(tmp_path / "other", "VALUE = 3\n"), tmp_path / "cache")
