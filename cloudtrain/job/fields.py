@@ -21,6 +21,7 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from pydantic_core import PydanticSerializationError
 
 from cloudtrain.errors import BadJob
 from cloudtrain.events import OFF
@@ -373,6 +374,17 @@ class Spec(BaseModel):
 
     # pydantic's own mark of an __init__ that it need not call for nested models: their problems are collected first
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Return plain data, as pydantic does; but Ctrl-C meanwhile stays one, of which it makes another error or none."""
+        try:
+            return super().model_dump(**{"warnings": "error", **options})
+        except PydanticSerializationError:
+            try:
+                super().model_dump(**{"warnings": "error", **options})
+            except PydanticSerializationError:  # it was the model itself
+                return super().model_dump(**options)
+        raise KeyboardInterrupt
 
     @model_validator(mode="before")
     @classmethod

@@ -418,3 +418,29 @@ def test_a_job_says_whether_it_runs_the_shared_trainer(text, runs):
 def test_exceptions_that_name_no_files_are_wrong(line):
     with pytest.raises(BadJob, match="allow_secrets.*can match no file"):
         job(f"allow_secrets: [a, {line}]")
+
+
+def test_ctrl_c_at_any_line_of_writing_a_job_is_not_lost():
+    """pydantic makes another error of what its calls of Python raise, or none: a submit went on that was cancelled."""
+    written = job("inputs: {data: s3://bucket/data}\ntarget: local")
+    line, left = 0, 0
+
+    def trace(frame, event, _):
+        nonlocal left
+        left -= event == "line"
+        if event == "line" and left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    while left <= 0:
+        line += 1
+        left = line
+        sys.settrace(trace)
+        try:
+            data = written.to_dict()
+        except KeyboardInterrupt:
+            continue
+        finally:
+            sys.settrace(None)
+        assert left > 0, f"the interrupt at line {line} is lost"
+    assert line > 10 and data == written.to_dict()
