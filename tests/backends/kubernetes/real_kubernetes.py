@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +24,15 @@ import pytest
 
 from cloudtrain.backends.kubernetes.admission import build_policy
 from cloudtrain.backends.kubernetes.backend import KubernetesBackend
-from cloudtrain.backends.kubernetes.client import KubeError
+from cloudtrain.backends.kubernetes.client import KubeApi, KubeError
 from cloudtrain.backends.kubernetes.jobs import PATHS
 from cloudtrain.backends.kubernetes.kinds import KINDS, RUNTIMES
+from cloudtrain.errors import BackendError
 from cloudtrain.events import State
 from cloudtrain.policy.enforce import requirements
 from cloudtrain.policy.files import read
 from cloudtrain.testing.contract import WAIT_S, BackendContract
+from tests.backends.kubernetes.kubeconfigs import IMPERSONATED, KUBECTL, V1
 from tests.backends.kubernetes.locked_down import LockedDown, documented_rules
 from tests.backends.kubernetes.test_recipes import RECIPES, RUNTIME, request_of
 from tests.backends.kubernetes.test_request import CASES, made
@@ -138,6 +141,58 @@ def test_the_server_refuses_what_the_admission_policy_refuses(backend: Kubernete
         for place, each in zip(places, objects, strict=True):
             path = f"{place}/{each['metadata']['name']}"
             backend._api.call("DELETE", path, path, body={}, accept=(404,))
+
+
+USERS: dict[str, dict[str, Any]] = {
+    "token": {"token": "$token"},
+    "token file": {"tokenFile": "token"},
+    "plugin": {"exec": {"apiVersion": V1, "command": "./login", "interactiveMode": "Never", "provideClusterInfo": True}},
+    "as": {"token": "$token", **IMPERSONATED},
+    "plugin: as": {"exec": {"apiVersion": V1, "command": "./login", "interactiveMode": "Never"}, "as": "boss"},
+    "a wrong token": {"token": "none"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_the_server_takes_us_for_whom_it_takes_kubectl(backend: KubernetesBackend, tmp_path: Path, user: str):
+    """An account that may impersonate anybody asks who it is, with kubectl and with us."""
+    api, access, named = backend._api, backend._api.access, {"metadata": {"name": USER, "namespace": SPACE}}
+    rbac, accounts = "rbac.authorization.k8s.io", f"/api/v1/namespaces/{SPACE}/serviceaccounts"
+    roles = f"/apis/{rbac}/v1/clusterrolebindings"
+    subject = {"kind": "ServiceAccount", "name": USER, "namespace": SPACE}
+    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "cluster-admin"}
+    try:
+        api.call("POST", accounts, USER, body={"apiVersion": "v1", "kind": "ServiceAccount", **named})
+        api.call("POST", roles, USER, body={"apiVersion": f"{rbac}/v1", "kind": "ClusterRoleBinding",
+                                            "metadata": {"name": USER}, "roleRef": role, "subjects": [subject]})  # fmt: skip
+        about = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+        token = str(api.call("POST", f"{accounts}/{USER}/token", USER, body=about).json["status"]["token"])
+        (tmp_path / "token").write_text(token)
+        answer = json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": {"token": token}})
+        (tmp_path / "login").write_text(f"#!/bin/sh\necho '{answer}'\n")
+        (tmp_path / "login").chmod(0o700)
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "x",
+            "clusters": [{"name": "x", "cluster": dict(access.cluster)}],
+            "users": [{"name": "x", "user": json.loads(json.dumps(USERS[user]).replace("$token", token))}],
+            "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        }  # fmt: skip
+        (tmp_path / "config").write_text(json.dumps(config))
+        words = [str(KUBECTL), "auth", "whoami", "-o", "json", "--kubeconfig", str(tmp_path / "config")]
+        asked = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        path, ours = "/apis/authentication.k8s.io/v1/selfsubjectreviews", KubeApi(str(tmp_path / "config"), None)
+        if user == "a wrong token":
+            with pytest.raises(BackendError, match="does not accept the credentials"):
+                ours.call("POST", path, "who am I", body=review)
+            assert asked.returncode != 0
+            return
+        found = dict(ours.call("POST", path, "who am I", body=review).json["status"]["userInfo"])
+        assert asked.returncode == 0 and found == json.loads(asked.stdout)["status"]["userInfo"], asked.stderr
+        assert found["username"] == ("boss" if "as" in USERS[user] else f"system:serviceaccount:{SPACE}:{USER}")
+    finally:
+        for place in (f"{roles}/{USER}", f"{accounts}/{USER}"):
+            api.call("DELETE", place, place, body={}, accept=(404,))
 
 
 class TestLockedDown(LockedDown):
