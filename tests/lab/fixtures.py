@@ -76,6 +76,21 @@ def slurm(request: pytest.FixtureRequest, _slurm: Slurm, monkeypatch: pytest.Mon
     _slurm.mend()
 
 
+@pytest.fixture
+def accounted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """A Slurm of its own whose slurmdbd has limits of accounts and of qualities of service."""
+    need("sshd", "ip", "slurmctld", "munged", "slurmdbd", "mariadbd")
+    hold(request.node)
+    lab = Lab(hosts=3)
+    try:
+        made = Slurm(lab, accounting=True)
+        for name, value in made.environ.items():
+            monkeypatch.setenv(name, value)
+        yield made
+    finally:
+        lab.close()
+
+
 @pytest.fixture(scope="session")
 def sdk() -> Path:
     """The interpreter of an environment with sagemaker<3."""

@@ -50,10 +50,11 @@ PartitionName=high Nodes=ALL MaxTime=UNLIMITED State=UP PriorityTier=10 PreemptM
 class Slurm:
     """slurmctld on `login`, slurmd on the compute nodes; partitions main, low (may be preempted by high) and high.
 
-    No slurmdbd: sacct does not answer. `environ` is what a client on this machine needs to ask this Slurm.
+    Without `accounting` no slurmdbd: sacct does not answer, and nothing limits an account. `environ` is what a client on
+    this machine needs to ask this Slurm.
     """
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, *, accounting: bool = False) -> None:
         self.lab = lab
         self.login, *self.nodes = lab.hosts
         self.shared = lab.shared / "slurm"
@@ -84,11 +85,55 @@ class Slurm:
         ]
         munged += ["--log-file=/var/log/munged.log", "--seed-file=/root/munged.seed"]
         self.login.serve(munged)
+        if accounting:
+            self._account(str(socket))
         conf = f"SLURM_CONF={self.config}"
         self.login.serve(["env", conf, "sh", "-c", "mkdir -p /root/slurmctld; exec /usr/sbin/slurmctld"])
         for host in self.nodes:
             host.serve(["env", conf, "sh", "-c", "mkdir -p /var/spool/slurmd; exec /usr/sbin/slurmd"])
         self.ready()
+
+    def _account(self, munge_socket: str) -> None:
+        """Start MariaDB and slurmdbd on the login node; limits of qualities of service hold for all of lab's account."""
+        folder = self.lab.folder / "accounting"
+        folder.mkdir()
+        made = (
+            "mariadb-install-db --no-defaults --datadir=/root/database --user=root --skip-test-db > /var/log/database"
+        )
+        server = "/usr/sbin/mariadbd --no-defaults --datadir=/root/database --user=root --skip-grant-tables --port=3306"
+        server += " --bind-address=127.0.0.1 --socket=/root/database/socket --pid-file=/root/database/pid"
+        self.login.serve(["sh", "-c", f"{made} 2>&1; setsid {server} >> /var/log/database 2>&1 < /dev/null &"])
+        (folder / "slurmdbd.conf").touch(mode=0o600)
+        (folder / "slurmdbd.conf").write_text(
+            f"AuthType=auth/munge\nAuthInfo=socket={munge_socket}\nDbdHost={self.login.name}\nSlurmUser=root\n"
+            f"DbdAddr={self.login.address}\nStorageType=accounting_storage/mysql\nStorageHost=127.0.0.1\n"
+            f"StorageUser=root\nStorageLoc=slurm\nPidFile=/run/slurmdbd.pid\nLogFile=/var/log/slurmdbd.log\n"
+        )
+        with self.config.open("a") as file:
+            file.write(
+                "AccountingStorageType=accounting_storage/slurmdbd\n"
+                f"AccountingStorageHost={self.login.address}\nAccountingStorageEnforce=limits,qos\n"
+                f"AccountingStoragePass={munge_socket}\n"
+            )
+        conf = ["env", f"SLURM_CONF={self.config}", "sh", "-c"]
+        (self.lab.folder / "slurmdbd.conf").symlink_to(folder / "slurmdbd.conf")
+        self.login.serve([*conf, "exec /usr/sbin/slurmdbd"])  # it waits for its database
+        self._until(["sacctmgr", "-i", "add", "cluster", "lab"])
+        for words in (["account", "lab"], ["user", "root", "account=lab"]):
+            self.ask("sacctmgr", "-i", "add", *words)
+
+    def _until(self, argv: list[str]) -> None:
+        """Repeat a command until it succeeds."""
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                self.ask(*argv)
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+            else:
+                return
 
     def ask(self, *argv: str) -> str:
         """Run one of Slurm's commands from this machine."""

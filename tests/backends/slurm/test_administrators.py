@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from cloudtrain.backends.slurm import reasons
+from cloudtrain.errors import BackendError
 from cloudtrain.events import State
 from tests.backends.slurm.test_ends import PATIENT, Cluster, cluster, final, job_of, lines  # noqa: F401 - a fixture
 from tests.conftest import wait_for
+from tests.lab.slurm import Slurm
 
 
 def waits(backend, handle: str, code: str) -> bool:
@@ -78,3 +84,30 @@ def test_two_jobs_share_the_processors_of_a_partition(cluster: Cluster):  # noqa
         slurm.ready()
     finally:
         slurm.ask("scontrol", "delete", "partitionname=shared")
+
+
+def test_limits_of_a_quality_of_service_are_said(accounted: Slurm, tmp_path: Path) -> None:
+    """What slurmdbd limits: a job too long waits for ever and says so, a second job of a user waits for the first."""
+    for name, limit in (("brief", "MaxWall=00:05:00"), ("single", "MaxJobsPerUser=1")):
+        accounted.ask("sacctmgr", "-i", "add", "qos", name, limit)
+    accounted.ask("sacctmgr", "-i", "modify", "user", "root", "set", "qos+=brief,single")
+    site = Cluster(accounted, tmp_path)
+    script = "print('up', flush=True); import time; time.sleep(600)"
+    try:
+        backend, first = site.submit(script, options={"qos": "single"})
+        wait_for(lambda: lines("up", backend, first)(), "its start")
+        _, second = site.submit("print(1)", options={"qos": "single"})
+        wait_for(lambda: waits(backend, second, "QOSMaxJobsPerUserLimit"), "its reason")
+        assert "it starts when other jobs end" in backend.status(second).reason
+        backend.cancel(first)
+        assert final(backend, first).state is State.CANCELLED
+        assert final(backend, second).state is State.SUCCEEDED
+        _, long = site.submit("print(1)", options={"qos": "brief"})
+        wait_for(lambda: waits(backend, long, "QOSMaxWallDurationPerJobLimit"), "its reason")
+        assert "it will not start by itself" in backend.status(long).reason
+        with pytest.raises(BackendError, match="Slurm refuses the job"):
+            site.submit("print(1)", options={"qos": "none"})
+        assert accounted.ask("sacct", "-n", "-X", "-j", job_of(second), "-o", "state").strip() == "COMPLETED"
+    finally:
+        for each, handle in site.handles:
+            each.cancel(handle)
