@@ -354,14 +354,18 @@ def test_only_what_begins_on_all_nodes_again_may_be_left_to_the_cluster():
 
 
 def test_a_set_that_lost_a_pod_begins_again_on_all_nodes(place: Ground):  # noqa: F811
-    """No watcher takes part: both nodes get new pods once the old ones are gone, and the run ends with the second start."""
+    """No watcher takes part: both nodes get new pods once the old ones are gone, and the run ends with the second start.
+
+    Each start claims a number in the output, as any start does: an earlier one that still lives uploads nothing more.
+    """
     script = """import os, time
 print('start', os.environ['RANK'], flush=True)
 time.sleep(600 if not os.path.exists(PATH) else 0)
 """.replace("PATH", repr(str(place.folder / "again")))
     retry = {"max_attempts": 2, "by": "cluster"}
-    backend, handle = started(place, script, {"kind": "jobset"}, num_nodes=2, retry=retry)
+    backend, handle = started(place, script, {"kind": "jobset"}, num_nodes=2, retry=retry, output="gs://local/sets")
     wait_for(lambda: backend.status(handle).state is State.RUNNING, "the first start")
+    wait_for(lambda: sum(line.text.startswith("start") for line in backend.logs(handle)) == 2, "its lines")
     first = {pod["metadata"]["uid"] for pod in place.cluster.objects.all("pods")}
     (place.folder / "again").touch()
     place.cluster.kubelet.disrupt(place.cluster.objects.all("pods")[0], "EvictionByEvictionAPI", grace_s=0)
@@ -376,6 +380,10 @@ time.sleep(600 if not os.path.exists(PATH) else 0)
     (jobset,) = place.cluster.objects.all("jobsets")
     second = {pod["metadata"]["uid"] for pod in place.cluster.objects.all("pods")}
     assert jobset["status"]["restarts"] == 1 and len(second) == 2 and not first & second
+    claims = sorted(name for name in place.storage.names("local") if "/epochs/" in name)
+    assert [json.loads(place.storage.read("local", name))["epoch"] for name in claims] == [1, 2]
+    attempts = {json.loads(place.storage.read("local", name))["attempt"] for name in claims}
+    assert attempts == {1}, "one attempt, begun twice by the cluster"
 
 
 def test_a_script_that_fails_ends_a_set_that_may_begin_again(place: Ground):  # noqa: F811
