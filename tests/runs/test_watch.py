@@ -20,6 +20,7 @@ from cloudtrain.report import notify
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.sending import resume
 from cloudtrain.runs.sending.retry import capacity_pause_s
+from cloudtrain.runs.watching import collect
 from cloudtrain.runs.watching import watch as watch_module
 from cloudtrain.runs.watching.watch import Watcher
 from cloudtrain.runs.watching.watch_all import watch_run
@@ -73,8 +74,9 @@ def test_what_was_said_just_before_the_end_is_not_lost(submitter, job):
 def long_run(submitter, job, monkeypatch, ended: State = State.SUCCEEDED) -> Run:
     """Return a run whose attempt has ended, and whose log takes longer to read than an end waits for."""
     monkeypatch.setattr(watch_module, "REST_S", 0.0)
+    monkeypatch.setattr(collect, "BATCH", 200)
     run = submitter.submit(job)
-    MemoryBackend.say(newest(run), *(events.format("metric", {"step": n, "loss": float(n)}) for n in range(7000)))
+    MemoryBackend.say(newest(run), *(events.format("metric", {"step": n, "loss": float(n)}) for n in range(700)))
     MemoryBackend.finish(newest(run), ended, 0 if ended is State.SUCCEEDED else 1)
     return run
 
@@ -97,22 +99,22 @@ def test_a_success_is_stored_before_a_long_rest_of_its_log(submitter, job, monke
     def lease() -> bool:
         points = len(run.store.metrics(run.run_id, "loss"))
         seen.append((points, run.record.status.state.value, run.store.is_unread(run.run_id)))
-        if points == 6000:
+        if points == 600:
             shown.extend(cli(command, run.run_id)[1:] for command in ("ls", "show", "metrics"))
         return True
 
     assert run.store.lease(run.run_id, Process.here(), 60), "a reader finds that somebody watches"
     Watcher(run.store, run.run_id, lease=lease).look()
-    assert [each for each in seen if 0 < each[0] < 7000] == [
-        (2000, "QUEUED", False),
-        (4000, "SUCCEEDED", True),
-        (6000, "SUCCEEDED", True),
+    assert [each for each in seen if 0 < each[0] < 700] == [
+        (200, "QUEUED", False),
+        (400, "SUCCEEDED", True),
+        (600, "SUCCEEDED", True),
     ]
     ls, show, metrics = ("".join(texts) for texts in shown)
     assert "SUCCEEDED" in ls and "SUCCEEDED" in show
     for text in (show, metrics):
-        assert "the log is still being read; points so far are up to step 5,999" in text
-    assert len(run.metrics("loss")) == 7000 and not run.store.is_unread(run.run_id)
+        assert "the log is still being read; points so far are up to step 599" in text
+    assert len(run.metrics("loss")) == 700 and not run.store.is_unread(run.run_id)
     assert "still being read" not in cli("show", run.run_id)[1] and told == [("a1", "end")]
 
 
@@ -120,9 +122,9 @@ def test_a_killed_watcher_leaves_the_rest_of_a_log_to_the_next(submitter, job, m
     run = long_run(submitter, job, monkeypatch)
 
     kill_while_it_reads(run)
-    assert run.record.status.state is State.SUCCEEDED and len(run.store.metrics(run.run_id)) < 7000 and told == []
+    assert run.record.status.state is State.SUCCEEDED and len(run.store.metrics(run.run_id)) < 700 and told == []
     MemoryBackend.finish(newest(run), State.LOST, None)  # what the platform says meanwhile counts no more
-    assert len(run.metrics("loss")) == 7000, "a reader reads the rest without a watcher"
+    assert len(run.metrics("loss")) == 700, "a reader reads the rest without a watcher"
     assert run.state is State.SUCCEEDED and len(run.attempts) == 1 and told == [("a1", "end")]
 
 
@@ -137,16 +139,16 @@ def test_an_attempt_that_is_resumed_while_its_log_is_read_does_not_end_the_run_a
     Watcher(run.store, run.run_id, lease=lease).look()
     assert len(run.attempts) == 2 and not run.store.find(run.run_id).status.state.final
     assert run.attempts[0].status.state is State.FAILED
-    assert len(run.store.metrics(run.run_id, "loss")) == 7000
+    assert len(run.store.metrics(run.run_id, "loss")) == 700
 
 
 def test_a_resume_reads_the_rest_of_the_log_first(submitter, job, monkeypatch):
     run = long_run(submitter, job, monkeypatch, State.FAILED)
 
     kill_while_it_reads(run)
-    assert len(run.store.metrics(run.run_id)) < 7000
+    assert len(run.store.metrics(run.run_id)) < 700
     run.resume()
-    assert len(run.store.metrics(run.run_id)) == 7000 and len(run.attempts) == 2
+    assert len(run.store.metrics(run.run_id)) == 700 and len(run.attempts) == 2
 
 
 def test_a_failure_is_stored_with_its_verdict_before_the_metrics_of_a_long_log(submitter, job, monkeypatch):
@@ -163,7 +165,7 @@ def test_a_failure_is_stored_with_its_verdict_before_the_metrics_of_a_long_log(s
     Watcher(run.store, run.run_id, lease=lease).look()
     because = run.verdict().label
     assert "memory" in because
-    assert {each for each in seen if each[2]} == {(points, "FAILED", because) for points in (4000, 6000, 7000)}
+    assert {each for each in seen if each[2]} == {(points, "FAILED", because) for points in (400, 600, 700)}
     assert not run.store.is_unread(run.run_id)
 
 
@@ -176,7 +178,7 @@ def test_a_cancelled_run_is_so_before_the_metrics_of_a_long_log(submitter, job, 
         return True
 
     Watcher(run.store, run.run_id, lease=lease).look()
-    assert (4000, "CANCELLED") in seen and len(run.metrics("loss")) == 7000
+    assert (400, "CANCELLED") in seen and len(run.metrics("loss")) == 700
 
 
 @pytest.mark.parametrize("state", [State.SUCCEEDED, State.FAILED, State.PREEMPTED])
