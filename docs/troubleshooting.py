@@ -16,8 +16,8 @@ HEAD = """\
 
 Search this page for what your log says. Each heading is what happened; below it stand lines as libraries and platforms print them, and what to try.
 
-`cloudtrain show RUN` does this search for you: it prints the line that decided, the cause and what to try. Run it first. A run that waits, hangs or is stuck
-has no such line: [why it waits](watching.md#why-it-waits), [a run that hangs](how/hang.md).
+`cloudtrain show RUN` does this search for you: it prints the line that decided, the cause and what to try. Run it first. For a run that waits
+or hangs without an error, read [Why it waits](watching.md#why-it-waits) and [A run that hangs](how/hang.md).
 `cloudtrain doctor TARGET` looks for what is wrong before a submit.
 """
 

@@ -291,7 +291,7 @@ class Draft:
 def resolve_below(root: Path, name: str) -> Path:
     """Return the path of a job file below the root: not hidden, not through a link that leads out. Raises BadRequest."""
     if not name.strip() or "\0" in name or len(name) > 1000:
-        raise BadRequest("this is not a file name", "as in job.yaml")
+        raise BadRequest("this is not a file name", "give the path of a job file, such as job.yaml")
     resolved_root = root.resolve()
     path = (resolved_root / name).parent.resolve() / Path(name).name
     real = path.resolve()

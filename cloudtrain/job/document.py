@@ -140,7 +140,7 @@ def read_yaml(source: str | bytes, file: str = "") -> Document:
             raise BadJob([Problem(f"this is not UTF-8 text (byte {error.start})", file=file)]) from None
     if len(source) > MAX_CHARACTERS:
         raise BadJob(
-            [Problem(f"the file holds {len(source):,} characters, {MAX_CHARACTERS:,} are possible", file=file)]
+            [Problem(f"the file holds {len(source):,} characters; at most {MAX_CHARACTERS:,} are allowed", file=file)]
         )
     reader = _Reader(file)
     try:

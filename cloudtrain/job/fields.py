@@ -64,7 +64,7 @@ def no_more_than(most: int, why: str) -> WrapValidator:
 
     def check(value: Any, inner: Callable[[Any], Any]) -> Any:
         if isinstance(value, Sized) and not isinstance(value, str) and len(value) > most:
-            raise wrong(f"has {len(value):,} entries, {most:,} are possible", why)
+            raise wrong(f"has {len(value):,} entries; at most {most:,} are allowed", why)
         return inner(value)
 
     return WrapValidator(check)

@@ -84,7 +84,8 @@ def _counts(job: JobModel) -> Iterator[Conflict]:
     """Yield what is wrong with the numbers of nodes, processes and candidates."""
     world = job.world_size
     if world > MOST_RANKS:
-        words = f"{job.num_nodes:,} nodes x {job.processes:,} processes make {world:,} processes, {MOST_RANKS:,} are possible"
+        product = f"{job.num_nodes:,} nodes x {job.processes:,} processes make {world:,} processes"
+        words = f"{product}; at most {MOST_RANKS:,} are allowed"
         yield Conflict(("num_nodes", "processes_per_node", "resources"), Problem(words, "num_nodes", RANKS_WHY))
     targets, kinds = (len(n) if isinstance(n, list) else 1 for n in (job.target, job.resources.accelerators))
     if targets * kinds > MOST_CANDIDATES:

@@ -111,7 +111,7 @@ def render(
         _folded(f"packages ({len(packages)})", packages) if packages else "",
         "<h2>Job and plan</h2>",
         _folded("job", [json.dumps(dict(record.job), indent=2, ensure_ascii=False)]),
-        _folded("request, as it was sent", [json.dumps(plan.request, indent=2, ensure_ascii=False)]),
+        _folded("request to the platform, as sent", [json.dumps(plan.request, indent=2, ensure_ascii=False)]),
         "<h2>Log</h2>",
         *_logs(logs),
     ]

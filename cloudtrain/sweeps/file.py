@@ -206,7 +206,7 @@ def _check_method(
         try:
             size = math.prod(len(parameter.steps()) for parameter in parameters)
             if size > MOST_TRIALS and document.get("run_cap") is None and not document.get("budget"):
-                words = f"a grid of {size:,} trials, {MOST_TRIALS:,} are possible"
+                words = f"a grid of {size:,} trials; at most {MOST_TRIALS:,} are allowed"
                 raise ValueError(f"{words}: set run_cap, or write method: random")
         except ValueError as error:
             problems.append(Problem(str(error), "method"))

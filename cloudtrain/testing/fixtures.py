@@ -163,7 +163,7 @@ class ContractFixtures:
                 if status.state.final:
                     ended, deadline = status, min(deadline, now + LAST_LINES_S)
             reason = f"the attempt ended: {ended}\n{self.text(backend, handle)}" if ended else f"waited {WAIT_S} s"
-            assert now < deadline, f"{text!r} was not seen; {reason}"
+            assert now < deadline, f"the log has no {text!r}; {reason}"
             SYSTEM.sleep(0.05)
 
     def script_lines(self, backend: Backend, handle: str) -> list[LogLine]:

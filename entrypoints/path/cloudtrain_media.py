@@ -44,7 +44,7 @@ def log(kind: str, name: str, value: Any, step: int, place: Any, emit: Callable[
         return
     suffix, content, shown = _WRITERS[kind](value, **more)
     if len(content) > MOST_FILE:
-        raise ValueError(f"{name} has {len(content):,} bytes, {MOST_FILE:,} are possible")
+        raise ValueError(f"{name} has {len(content):,} bytes; at most {MOST_FILE:,} are allowed")
     rank, attempt = int(place.rank), int(place.attempt)
     whose = (f"-attempt-{attempt}" if attempt > 1 else "") + (f"-rank-{rank}" if rank else "")
     file = f"{_file_name(name)}-{int(step):08d}{whose}-{_calls}.{suffix}"

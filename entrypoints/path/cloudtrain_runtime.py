@@ -147,7 +147,7 @@ def emit(kind: str, /, **data: Any) -> None:
     size = len(line.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
         hint = "write long values to a file in output_dir"
-        raise ValueError(f"the event has {size:,} bytes, {MAX_BYTES:,} are possible; {hint}")
+        raise ValueError(f"the event of the run has {size:,} bytes; at most {MAX_BYTES:,} are allowed; {hint}")
     # One write for text and end, so that threads and other writers to the same pipe cannot come in between.
     out = sys.stdout if sys.stdout is not None else sys.__stdout__
     if out is not None:

@@ -88,7 +88,7 @@ def test_how_much_is_logged_is_limited(logged, monkeypatch):
     assert shown["t"] == "" and len(list(folder.iterdir())) == 3
     monkeypatch.setattr(media, "_calls", 0)
     monkeypatch.setattr(media, "MOST_FILE", 10)
-    with pytest.raises(ValueError, match="10 are possible"):
+    with pytest.raises(ValueError, match="at most 10 are allowed"):
         runtime.log_text("t", "x" * 150, step=1)
 
 

@@ -65,7 +65,7 @@ def test_a_size_a_duration_and_a_count_of_gpus_have_bounds(path: str, texts: tup
 
 def test_processes_of_all_nodes_have_a_bound() -> None:
     assert Job(entrypoint="t.py", num_nodes=10_000, processes_per_node=10).world_size == 100_000
-    with pytest.raises(BadJob, match="10,000 nodes x 11 processes make 110,000 processes, 100,000 are possible"):
+    with pytest.raises(BadJob, match="10,000 nodes x 11 processes make 110,000 processes; at most 100,000 are allowed"):
         Job(entrypoint="t.py", num_nodes=10_000, processes_per_node=11)
     with pytest.raises(BadJob, match="9,000 nodes x 1,000 processes"):
         Job(entrypoint="t.py", num_nodes=9000, resources={"accelerators": "A100:1000"})
@@ -84,7 +84,7 @@ def test_lists_and_mappings_have_bounds(key: str, most: int) -> None:
         return names if key in LISTS else dict.fromkeys(names, "(.)")
 
     made(key, entries(most))
-    assert f"{key}: has {most + 1:,} entries, {most:,} are possible" in refusal(key, entries(most + 1))
+    assert f"{key}: has {most + 1:,} entries; at most {most:,} are allowed" in refusal(key, entries(most + 1))
 
 
 def test_candidates_have_a_bound() -> None:

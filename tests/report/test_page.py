@@ -111,7 +111,7 @@ def test_the_page_holds_everything_and_hostile_text_is_text(run, tmp_path):
         "Provenance",
         "c" * 40,
         "node 1, the last 2,000 of 2,500 lines",
-        "request, as it was sent",
+        "request to the platform, as sent",
         " 4999",
     ):
         assert words in page.text, words

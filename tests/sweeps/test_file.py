@@ -180,7 +180,7 @@ def test_a_grid_without_a_limit_has_a_bound(tmp_path: Path) -> None:
 
     grid(100)
     grid(101, "run_cap: 5")
-    with pytest.raises(BadJob, match="a grid of 10,100 trials, 10,000 are possible"):
+    with pytest.raises(BadJob, match="a grid of 10,100 trials; at most 10,000 are allowed"):
         grid(101)
 
 

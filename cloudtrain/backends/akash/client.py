@@ -41,7 +41,7 @@ def _shaped(failure: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError):
-        message = f"{failure}: the answer is not one of the Console"
+        message = f"{failure}: the answer is not one of Akash's Console API"
         raise Unreachable(message, "check options.akash.console, and proxies (HTTPS_PROXY)") from None
 
 

@@ -98,7 +98,7 @@ def check_config_map(config_map: Mapping[str, Any], size_bytes: int = 0) -> Iter
     """Yield what a server refuses in a ConfigMap whose data have `size_bytes` bytes."""
     yield from _metadata(config_map, 253)
     if size_bytes > MAX_CONFIG_BYTES:
-        yield Violation("", f"holds {size_bytes:,} bytes; at most {MAX_CONFIG_BYTES:,} are possible")
+        yield Violation("", f"holds {size_bytes:,} bytes; at most {MAX_CONFIG_BYTES:,} are allowed")
 
 
 def _metadata(manifest: Mapping[str, Any], max_length: int) -> Iterator[Violation]:

@@ -319,7 +319,7 @@ class Request:
         longest_s = FLEX_START_S if strategy == "FLEX_START" else MAX_TIMEOUT_S
         timeout_s = job.limits.max_runtime_s + job.limits.grace_s + MARGIN_S
         if job.limits.max_runtime_s > longest_s:
-            message = f"is {job.limits.max_runtime}, and at most {longest_s // 86400} days are possible"
+            message = f"is {job.limits.max_runtime}; Vertex AI allows at most {longest_s // 86400} days"
             self._add_problem("limits.max_runtime", message)
         elif timeout_s > longest_s:
             timeout_s = longest_s
@@ -363,7 +363,7 @@ class Request:
         if len(labels) > MAX_LABELS:
             self._add_problem(
                 "labels",
-                f"holds {len(self._job.labels)}; {MAX_LABELS - 2} are possible besides the two that cloudtrain sets",
+                f"holds {len(self._job.labels)}; at most {MAX_LABELS - 2} are allowed besides the two that cloudtrain sets",
             )
         return labels
 

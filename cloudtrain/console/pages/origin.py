@@ -71,7 +71,7 @@ async def show(run_id: str) -> None:
                 differences(origin.differences, origin.parent, run_id)
         with widgets.collapsible("Job"):
             widgets.preformatted(hyperparameters, name="Job")
-        with widgets.collapsible("Request, as it was sent"):
+        with widgets.collapsible("Request to the platform, as sent"):
             widgets.preformatted(origin.request, name="Request")
         if patch := str(origin.provenance.get("text") or ""):
             with widgets.collapsible("Patch of the tree that was submitted"):

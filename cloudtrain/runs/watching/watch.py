@@ -117,7 +117,7 @@ class Look(Enum):
     """What one look at a run has found."""
 
     SAME = "nothing to do before the next look"
-    MOVED = "the run or its attempt moved on: look again at once"
+    MOVED = "the run or its attempt changed: look again at once"
     SEND = "an attempt is due, for a process that may send it"
     ENDED = "the run is final"
 

@@ -24,7 +24,7 @@ class EndsContract(ContractFixtures):
         status = self.until_final(backend, handle)
         assert (status.state, status.exit_code) == (State.FAILED if code else State.SUCCEEDED, code)
         assert status.ended_at is not None
-        assert status.reason or not code, "a failure says why"
+        assert status.reason or not code, "the status of a failure needs a reason"
 
     def test_the_time_limit_ends_the_attempt(self, backend: Backend, start: Any) -> None:
         script = "import time\nprint('there', flush=True)\ntime.sleep(3000)\n"

@@ -56,12 +56,14 @@ class FetchContract(ContractFixtures):
                 top = into / folder / "kept"
                 found = {str(path.relative_to(top)): path.read_bytes() for path in top.rglob("*") if path.is_file()}
                 assert found.keys() == FILES.keys(), folder
-                assert found == {name: content(size) for name, size in FILES.items()}, "bytes differ"
+                assert found == {name: content(size) for name, size in FILES.items()}, (
+                    "fetched files differ from those that the script wrote"
+                )
                 (top / "large.bin").unlink()
                 shutil.rmtree(top / "a")
                 (top / "a").symlink_to(outside)
             assert backend.fetch(handle, into) == into
-            assert not list(outside.iterdir()), "fetch wrote through a link"
+            assert not list(outside.iterdir()), "fetch wrote outside its folder, through a link"
         for what in (*((name,) for name in FETCHABLE), ("model", "checkpoints")):
             part = backend.fetch(handle, tmp_path / "-".join(what), what)
             assert {path.name for path in part.iterdir() if (path / "kept").exists()} == set(what)

@@ -42,7 +42,7 @@ class InsideContract(ContractFixtures):
         arguments = shell.program(what, self.submitted[handle], node, *words)
         started = backend.shell(handle, node, arguments, stdin=given is not None, terminal=False)
         if not started.argv and started.stream is None:
-            assert started.address or started.note, "neither a program, nor an address, nor why there is none"
+            assert started.address or started.note, "shell() gave no program, no address and no note why"
             pytest.skip("it gives an address")
         return shell.call(started, given)
 
@@ -64,7 +64,7 @@ class InsideContract(ContractFixtures):
         done = self.inside(backend, handle, "exec", "-", "-", "cat", given=EVERY_BYTE)
         assert (done.code, done.out) == (0, EVERY_BYTE)
         done = self.inside(backend, handle, "exec", "-", "-", "cat")
-        assert (done.code, done.out) == (0, b""), "it reads the end, and does not wait for a terminal"
+        assert (done.code, done.out) == (0, b""), "its input must end at once"
 
     def test_its_arguments_are_what_was_typed(self, backend: Backend, start_with_shell: Any) -> None:
         handle = start_with_shell(WAITS)
@@ -108,7 +108,7 @@ class InsideContract(ContractFixtures):
             rows = [json.loads(line) for line in done.out.splitlines()]
             assert [row["rank"] for row in rows] == [0, 1], done
             assert all("in wait_for_nobody" in row["stack"] and not row["why"] for row in rows), rows
-            assert all(row["stack"].count("wait_for_nobody") == 1 for row in rows), "what was asked for before is gone"
+            assert all(row["stack"].count("wait_for_nobody") == 1 for row in rows), "the stacks of an earlier request"
 
     def test_a_rank_that_has_ended(self, backend: Backend, start_with_shell: Any) -> None:
         handle = start_with_shell("print('done')\n")

@@ -31,7 +31,9 @@ class LogsContract(ContractFixtures):
         lines = list(backend.logs(handle))
         assert [line.seq for line in lines] == list(range(len(lines)))
         last = events.parse([line.text for line in lines if line.rank == -1][-1])
-        assert last is not None and last[0] == "state" and last[1]["state"] == "SUCCEEDED", "the launcher's last line"
+        assert last is not None and last[0] == "state" and last[1]["state"] == "SUCCEEDED", (
+            "the log's last line must be the launcher's event: state SUCCEEDED"
+        )
 
     def test_a_cursor_continues_behind_its_line(self, backend: Backend, start: Any) -> None:
         handle = start("for n in range(200): print('line', n)")
@@ -47,7 +49,7 @@ class LogsContract(ContractFixtures):
         pieces: list[LogLine] = []
         deadline = SYSTEM.monotonic() + WAIT_S
         while not any(line.text == "line 10" for line in pieces):
-            assert SYSTEM.monotonic() < deadline, "line 10 was not seen"
+            assert SYSTEM.monotonic() < deadline, f"logs() did not return the growing log's line 10 within {WAIT_S} s"
             pieces += backend.logs(handle, after=pieces[-1].cursor if pieces else None)
             SYSTEM.sleep(0.1)
         pieces += backend.logs(handle, after=pieces[-1].cursor, follow=True)

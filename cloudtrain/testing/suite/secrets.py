@@ -61,4 +61,4 @@ class SecretsContract(ContractFixtures):
             f"in the log: {line}" for line in backend.logs(handle) if any(n in line.text.encode() for n in needles)
         ]
         assert not search.found and not found, [*search.found, *found]
-        assert not open_to_all, "everybody may write these"
+        assert not open_to_all, "every user may write to these files"

@@ -51,7 +51,7 @@ class SubmitContract(ContractFixtures):
         if type(backend).labelled is not Backend.labelled:
             attempt_id = self.submitted[handle]
             found = [(each.attempt_id, each.handle) for each in connect().labelled("contract", team, set())]
-            assert found in ([], [(attempt_id, handle)]), "a backend of one machine may find none"
+            assert found in ([], [(attempt_id, handle)]), "labelled() may return only this attempt"
             assert not list(connect().labelled("contract", team, {attempt_id}))
         self.until_final(backend, handle)
 
@@ -120,7 +120,7 @@ class SubmitContract(ContractFixtures):
                 expected = {handle: backend.status(handle) for handle in handles}
                 after = self.calls()
                 assert dict(statuses) == {handle: expected[handle] for handle in handles if handle in statuses}
-                assert set(running) <= set(statuses), "running attempts must be in the answer"
+                assert set(running) <= set(statuses), "statuses() must include each running attempt"
                 if before is not None and between is not None and after is not None:
                     assert between - before < after - between
         assert dict(backend.statuses([])) == {}

@@ -75,7 +75,7 @@ def test_json_of_any_shape_is_an_answer_or_one_sentence(hostile: Hostile, call: 
             try:
                 CALLS[call](console)
             except http.BackendError as error:
-                assert "the answer is not one of the Console" in error.message or "cannot be" in error.message
+                assert "the answer is not one of Akash's Console API" in error.message or "cannot be" in error.message
 
 
 def test_any_date_is_taken(hostile: Hostile) -> None:
