@@ -253,6 +253,7 @@ TABLE = {
         ENGINE,
         "entrypoints/test_trainer_resume.py::test_a_damaged_and_an_unfinished_checkpoint_are_passed_over",
         "entrypoints/test_trainer_resume.py::test_a_killed_run_ends_as_the_unbroken_one[sft-2-1-0]",
+        "thirdparty/test_recipes.py::test_a_killed_recipe_ends_as_the_unbroken_one[image_classification-2]",
     ),
     "entrypoints/train": (f"{THIRD_PARTY}[run_clm-one]",),
     "entrypoints/trainer/data/": (

@@ -13,9 +13,10 @@ Standard library only until it is used; Python 3.9 on.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterator, Sized
-from typing import Any, Union
+from collections.abc import Iterator, Sequence, Sized
+from typing import Any, Optional, Union
 
 
 class ResumableSampler:
@@ -118,3 +119,74 @@ class ResumableSampler:
     def _facts(self) -> dict[str, Any]:
         names = ("size", "step_size", "seed", "shuffle", "drop_last")
         return {name: getattr(self, name) for name in names}
+
+
+class SeededBatches:
+    """The batches of a loader's data set, whose random numbers depend on the epoch and the samples alone.
+
+    Masks, crops and noise are drawn when a batch is fetched, ahead of the training. After a resume a rank would draw others,
+    and dropout with them. Here neither takes numbers from the other. What draws on a GPU is not covered.
+
+    Args:
+        loader: torch's DataLoader of batches, which fetches them here from now on.
+        seed: What the numbers depend on too.
+    """
+
+    @classmethod
+    def of(cls, loader: Any, seed: int) -> Optional[SeededBatches]:
+        """Return those of a loader, which may be Accelerate's; None where its samples come as a stream."""
+        from torch.utils.data import IterableDataset
+
+        inner = getattr(loader, "base_dataloader", loader)
+        stream = inner.batch_sampler is None or isinstance(inner.dataset, IterableDataset)
+        return None if stream else cls(inner, seed)
+
+    def __init__(self, loader: Any, seed: int) -> None:
+        import torch
+
+        self.data, self._collate, self._seed = loader.dataset, loader.collate_fn, seed
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # a worker may live for several epochs
+        object.__setattr__(loader, "dataset", self)
+        loader.collate_fn = _whole
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data":  # while it is unpickled in a worker
+            raise AttributeError(name)
+        return getattr(self.data, name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.data[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return a whole batch."""
+        fetch = getattr(self.data, "__getitems__", None)
+        with _random(f"{self._seed} {int(self.epoch)} {[int(index) for index in indices]}"):
+            return self._collate(fetch(indices) if fetch else [self.data[index] for index in indices])
+
+
+@contextlib.contextmanager
+def _random(text: str) -> Iterator[None]:
+    """Seed the random numbers of Python, NumPy and torch's CPU by a text, and go on with the former ones afterwards."""
+    import random
+
+    import numpy
+    import torch
+
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+    before = random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])
+        torch.default_generator.set_state(before[2])
+
+
+def _whole(batch: Any) -> Any:
+    return batch

@@ -11,6 +11,7 @@ each rank. Added is what it lacks:
     one history        what an earlier start of the run saves after a later one has begun is never chosen (cloudtrain_fence)
     when               checkpoint.every of the job; and, on SIGTERM, a last one at a step that all ranks agree on
     order of samples   by ResumableSampler: what fills up the Trainer's last step depends on the number of ranks
+    random batches     masks, crops and noise are those of the epoch and the samples, whenever a batch is fetched
     number of ranks    gradient_accumulation_steps is fitted, so that a step has the same samples
 
 The job's `checkpoint.engine: cloudtrain` does the same for each Trainer of a script that has no such line.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pathlib
 import shutil
 import signal
 import sys
@@ -32,7 +34,7 @@ from typing import Any, Optional
 
 import cloudtrain_runtime as runtime
 import cloudtrain_script_checkpoints as checkpoints
-from cloudtrain_sampler import ResumableSampler
+from cloudtrain_sampler import ResumableSampler, SeededBatches
 
 FACTS = "cloudtrain.json"  # in a checkpoint: what its steps are made of
 PARTIAL = ".cloudtrain-part-"  # begins the name of a folder that is being written; launcher/output/store.py does not upload it
@@ -59,14 +61,20 @@ class TrainerCheckpoints:
         self.keep = keep or trainer.args.save_total_limit or self.here.checkpoint_keep
         self.sampler: Optional[ResumableSampler] = None
         self._theirs: Any = None  # a sampler that stays, and knows nothing of epochs
-        self._trainers = {name: getattr(trainer, name) for name in ("train", "_save_checkpoint", "_get_train_sampler")}
-        trainer.train, trainer._save_checkpoint = self._train, self._save
-        trainer._get_train_sampler = self._get_sampler
+        self._batches: Optional[SeededBatches] = None
+        changed = {
+            "train": self._train, "_save_checkpoint": self._save,
+            "_get_train_sampler": self._get_sampler, "get_train_dataloader": self._get_loader,
+            "_issue_warnings_after_load": self._complete_load,
+        }  # fmt: skip
+        self._trainers = {name: getattr(trainer, name) for name in changed}
+        vars(trainer).update(changed)
         trainer.add_callback(self)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Optional[Future[dict[str, Any]]] = None
         self._saved_at = time.monotonic()  # noqa: TID251 - our packages are not on a script's path
         self._epoch, self._shared, self._ours, self._stopped = 0, True, True, False
+        self._resumed: Optional[str] = None  # the checkpoint, until the training begins
         self._reseed = ""  # what random numbers are drawn from on a rank for which the checkpoint has none
         self._store: Any = None
 
@@ -87,6 +95,7 @@ class TrainerCheckpoints:
             given = os.path.abspath(resume_from_checkpoint)
             path = path if os.path.dirname(given) == self.folder else given
         self._fit(path)
+        self._resumed = path
         main = threading.current_thread() is threading.main_thread()
         if handles := main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             runtime.install()
@@ -187,8 +196,27 @@ class TrainerCheckpoints:
         self.sampler = ResumableSampler(len(theirs), self._step_size(), seed=seed, shuffle=random, drop_last=cut)
         return self.sampler
 
+    def _complete_load(self, result: Any) -> None:
+        """Load weights by the model's class where a checkpoint has other names: the Trainer would leave them as they are.
+
+        Saving gives a model such as ViT, or one of experts, the names of its first version (transformers 5.23).
+        """
+        if not (result.missing_keys and result.unexpected_keys):
+            self._trainers["_issue_warnings_after_load"](result)
+            return
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        path = self._resumed or self.trainer.state.best_model_checkpoint
+        model.load_state_dict(type(model).from_pretrained(path, dtype=model.dtype).state_dict())
+
+    def _get_loader(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the Trainer's loader; what is drawn for a batch, such as masks, is then the same after a resume."""
+        loader = self._trainers["get_train_dataloader"](*args, **kwargs)
+        self._batches = SeededBatches.of(loader, self.trainer.args.seed) if self._ours else None
+        return loader
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Give each rank random numbers of its own where the checkpoint has none for it."""
+        self._resumed = None
         if self._reseed:
             import hashlib
 
@@ -207,6 +235,8 @@ class TrainerCheckpoints:
             generator.manual_seed((args.seed if args.data_seed is None else args.data_seed) + int(state.epoch or 0))
         if self.sampler is not None:
             self.sampler.steps = state.global_step // self.sampler.steps_per_epoch * self.sampler.steps_per_epoch
+        if self._batches is not None:
+            self._batches.epoch.fill_(self.sampler.epoch if self.sampler else int(state.epoch or 0))
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
@@ -263,8 +293,8 @@ class TrainerCheckpoints:
             original(model, trial, *args, **kwargs)
         finally:
             del trainer._get_output_dir
-        file = f"rng_state_{trainer.args.process_index}.pth"
-        gathered = gather_object([_read(os.path.join(partial, file)) if not self._shared else None])
+        state = pathlib.Path(partial, f"rng_state_{trainer.args.process_index}.pth")
+        gathered = gather_object([state.read_bytes() if state.is_file() and not self._shared else None])
         if not self._shared and not first and trainer.is_local_process_zero():
             shutil.rmtree(place, ignore_errors=True)
         best = trainer.state.best_model_checkpoint
@@ -275,8 +305,7 @@ class TrainerCheckpoints:
             return
         for rank, data in enumerate(gathered):
             if data and rank:
-                with open(os.path.join(partial, f"rng_state_{rank}.pth"), "wb") as stream:
-                    stream.write(data)
+                pathlib.Path(partial, f"rng_state_{rank}.pth").write_bytes(data)
         if self._ours:
             with open(os.path.join(partial, FACTS), "w") as stream:
                 json.dump({"step_size": self._step_size(), "world_size": trainer.args.world_size}, stream)
@@ -362,14 +391,6 @@ def _serve(kind: Any) -> None:
         return made._train(*args, **kwargs)
 
     kind.train = train
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return b""
 
 
 def _say(text: str) -> None:

@@ -94,7 +94,7 @@ def newer_syntax(path: Path) -> str | None:
 
 
 USED = {
-    "cloudtrain_sampler": {"torch"},
+    "cloudtrain_sampler": {"numpy", "torch"},
     "cloudtrain_trainer": {"torch", "accelerate", "transformers"},
 }  # what scripts have
 

@@ -68,3 +68,53 @@ def test_what_cannot_be_is_refused():
     for other in ({"data": 51}, {"step_size": 20}, {"seed": 1}, {"shuffle": False}, {"drop_last": True}):
         with pytest.raises(ValueError, match=r"they must be the same"):
             Sampler(**{"data": 50, "step_size": 10, **other}).load_state_dict(state)
+
+
+def noise(rows: list[int]):
+    """What a collate function may do with random numbers: masks of Python, NumPy and torch."""
+    import random
+
+    import numpy
+    import torch
+
+    return [(row, random.random(), float(numpy.random.random()), float(torch.rand(()))) for row in rows]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_drawn_for_a_batch_depends_on_its_samples_and_the_epoch_alone(workers: int):
+    import random
+
+    import numpy
+    import torch
+    from cloudtrain_sampler import SeededBatches
+    from torch.utils.data import DataLoader
+
+    def epoch(number: int, seed: int, order: list[int]) -> list:
+        loader = DataLoader(range(8), batch_size=2, sampler=order, collate_fn=noise, num_workers=workers)
+        batches = SeededBatches.of(loader, seed)
+        batches.epoch.fill_(number)
+        return list(loader)
+
+    whole = epoch(0, 3, list(range(8)))
+    random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+    before = random.getstate(), numpy.random.get_state()[1].tolist()
+    rest = epoch(0, 3, [4, 5, 6, 7])
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before
+    after = torch.rand(()).item()
+    torch.manual_seed(1)
+    iter(DataLoader(range(1)))  # each loader draws a seed for its workers
+    assert after == torch.rand(()).item()
+    assert rest == whole[2:] and [row[0] for batch in whole for row in batch] == list(range(8))
+    assert whole != epoch(1, 3, list(range(8))) != epoch(1, 4, list(range(8)))
+    assert len({drawn for batch in whole for row in batch for drawn in row[1:]}) == 24
+
+
+def test_a_stream_keeps_its_own_random_numbers():
+    from cloudtrain_sampler import SeededBatches
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(4))
+
+    assert SeededBatches.of(DataLoader(Stream(), batch_size=2), 0) is None

@@ -15,7 +15,10 @@ pytestmark = [pytest.mark.timeout(1200), pytest.mark.train]
 HERE, KILLED, SAVED = Path(__file__).parent / "recipes", 5, 4
 HARNESS = Path(__file__).parents[1] / "entrypoints/own_scripts/recipe.py"
 # TRL's own scripts, as `trl sft` runs them.
-USUAL = "--model_name_or_path made/llama --output_dir out --bf16 false --max_steps 8 --save_steps 2 --per_device_train_batch_size 2 "
+USUAL = (
+    "--model_name_or_path made/llama --output_dir out --bf16 false --max_steps 8 --save_steps 2 "
+    "--per_device_train_batch_size 2 "
+)
 GENERATED = "--per_device_train_batch_size 4 --num_generations 4 --max_completion_length 6 --learning_rate 1e-2"
 TRL = {
     "sft": "--dataset_name made/texts",
@@ -81,6 +84,7 @@ def test_a_killed_recipe_ends_as_the_unbroken_one(name: str, world: int, made: P
     assert (record["from"], record["step"]) == (f"checkpoint-{SAVED}", SAVED)
     expected, found = (json.loads((each / "outputs/result.json").read_text()) for each in (tmp_path / "unbroken", run))
     assert found["steps"] == expected["steps"] > KILLED
+    assert len(expected["losses"]) == expected["steps"] and len(set(expected["losses"].values())) > 3, "it learns"
     assert found["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-6)
     assert found["weights"] == pytest.approx(expected["weights"], rel=0, abs=1e-5)
 

@@ -22,6 +22,9 @@ KILL_AFTER = int(os.environ.get("KILL_AFTER", 0))
 class Watch(TrainerCallback):
     """Writes each step's loss, and what the weights are at the end."""
 
+    def on_train_begin(self, args, state, control, **kwargs):
+        state.logging_steps = 1
+
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == KILL_AFTER:
             saved = os.path.join(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"], f"checkpoint-{KILL_AFTER - 1}")

@@ -2,7 +2,11 @@
 
 from datasets import load_dataset
 from transformers import (
-    AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, Trainer, TrainingArguments
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainingArguments,
 )  # fmt: skip
 
 BLOCK = 8

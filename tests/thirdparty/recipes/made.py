@@ -35,7 +35,7 @@ def tokenizer():
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", mask_token="<mask>",
         cls_token="<s>", sep_token="<eos>", chat_template=CHAT, additional_special_tokens=MARKS[5:],
-        model_max_length=64,
+        model_max_length=64, model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )  # fmt: skip
 
 

@@ -2,7 +2,11 @@
 
 from datasets import load_dataset
 from transformers import (
-    AutoModelForMaskedLM, AutoTokenizer, DataCollatorForLanguageModeling, Trainer, TrainingArguments
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainingArguments,
 )  # fmt: skip
 
 tokenizer = AutoTokenizer.from_pretrained("made/bert")

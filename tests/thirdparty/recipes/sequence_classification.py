@@ -2,7 +2,11 @@
 
 from datasets import load_dataset
 from transformers import (
-    AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainingArguments,
 )  # fmt: skip
 
 tokenizer = AutoTokenizer.from_pretrained("made/bert")

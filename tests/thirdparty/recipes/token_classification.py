@@ -2,7 +2,11 @@
 
 from datasets import load_dataset
 from transformers import (
-    AutoModelForTokenClassification, AutoTokenizer, DataCollatorForTokenClassification, Trainer, TrainingArguments
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    Trainer,
+    TrainingArguments,
 )  # fmt: skip
 
 tokenizer = AutoTokenizer.from_pretrained("made/bert")

@@ -2,7 +2,11 @@
 
 from datasets import load_dataset
 from transformers import (
-    AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
 )  # fmt: skip
 
 tokenizer = AutoTokenizer.from_pretrained("made/t5")
