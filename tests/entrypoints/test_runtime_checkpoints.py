@@ -208,9 +208,8 @@ def test_older_ones_of_the_history_are_removed_and_what_is_not_whole_counts_for_
 
 def stand_in(args: SimpleNamespace, **more: object) -> SimpleNamespace:
     """Return what has the names of a Trainer that ours takes over."""
-    return SimpleNamespace(
-        args=args, **dict.fromkeys(("train", "_save_checkpoint", "_get_train_sampler", "add_callback"), print), **more
-    )
+    taken = ("train", "_save_checkpoint", "_get_train_sampler", "get_train_dataloader", "_issue_warnings_after_load")
+    return SimpleNamespace(args=args, add_callback=print, **dict.fromkeys(taken, print), **more)
 
 
 def test_a_trainer_whose_run_a_later_start_has_taken_ends_and_leaves_nothing(tmp_path: Path, start: Callable):
