@@ -29,7 +29,7 @@ MORE = {
 A killed process has this class where the log or the platform names memory, such as Kubernetes' OOMKilled. Where neither says why, the class is
 [`signal`](#a-process-was-killed-by-a-signal-and-the-log-has-no-reason), and memory is the most frequent cause (exit code 137). What to do about memory:
 
-1. See how much each node used: `system.memory` in `cloudtrain metrics`, or `cloudtrain top RUN` while it runs.
+1. See how much each node used: `cloudtrain ls --columns run,system.memory`, or `cloudtrain top RUN` while it runs.
 2. Use fewer data loader workers (`num_workers`): each one has its own copy of what it reads.
 3. Read the data in pieces (`streaming`, memory-mapped files), or use a smaller batch.
 4. Ask for more: `resources: {memory: 64GiB}`, or a larger instance type.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from cloudtrain.cli.view import options, terminal
-from cloudtrain.errors import BadRequest
+from cloudtrain.errors import BadRequest, UnknownRun
 
 
 @options.command()
@@ -63,11 +64,15 @@ def command(run_id: str | None, since: str | None, until: str | None, as_json: b
 def _read(run_id: str) -> Sequence[Mapping[str, object]]:
     """Return the lines of a run, of all runs, or of an address; raises BadRequest where an address has no audit log."""
     from cloudtrain.history import audit
+    from cloudtrain.history.store import Store
     from cloudtrain.job import targets
 
     uri = _output_of(run_id)
     if not uri:
         rows = list(audit.read(targets.home(), run_id))
+        if not rows and run_id and (targets.home() / "history.sqlite3").exists():
+            with suppress(UnknownRun):  # a short name, as `ls` prints it
+                rows = list(audit.read(targets.home(), Store(targets.home()).find(run_id).run_id))
         if rows or not run_id:
             return rows
         if not Path(run_id).is_dir():

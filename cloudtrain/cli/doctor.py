@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @options.argument(
     "target",
     "[TARGET]",
-    f"{providers.WHERE.capitalize()}. Default: the target of --job, else {providers.DEFAULT_TARGET}.",
+    f"{providers.WHERE.capitalize()}. Default: the target of --job, else that of [defaults], else {providers.DEFAULT_TARGET}.",
     shell_complete=options.complete_targets,
 )
 @click.option(
@@ -83,11 +83,9 @@ def command(
             terminal.print_json(_policy(policy, named, job), indent=2)
         return 0
     wrong = find_config_problems(Path.cwd())
-    from cloudtrain.backends import registry
-
     all_findings = [*check_machine(), *_config_findings(wrong)]
     all_findings += () if "" in wrong else (*_check_policies(), *_check_notify())
-    for name in names or [_target_of(job) if job and "" not in wrong else registry.DEFAULT]:
+    for name in names or _usual_targets(job if "" not in wrong else None, wrong):
         all_findings += _check_here(name, job, wrong)
     all_findings = list(dict.fromkeys(all_findings))  # several checks may end at the same missing login
     problems = [finding for finding in all_findings if finding.ok is False]
@@ -286,11 +284,15 @@ def _policy(kind: str, name: str | None, job: str | None) -> Mapping[str, Any]:
     return backend.policy(kind, plan)
 
 
-def _target_of(path: str) -> str:
+def _usual_targets(job: str | None, wrong: Mapping[str, Sequence[Problem]]) -> list[str]:
+    """Return the target of a job file, else those that the configuration gives jobs here, else the default."""
     from cloudtrain.backends import registry
     from cloudtrain.job import targets
 
-    return targets.resolve(Path(path), backends=registry.names()).target
+    if job:
+        return [targets.resolve(Path(job), backends=registry.names()).target]
+    named = None if "" in wrong else targets.default_target(Path.cwd())
+    return [named] if isinstance(named, str) else [*(named or [registry.DEFAULT])]
 
 
 def _check_job(path: str, target: str) -> Iterator[Finding]:

@@ -530,6 +530,16 @@ def test_doctor_checks_cloudtrain_toml_offline(cli, project):
     assert shown.code == 1 and row["what"] == "config" and "targts: is not a known table" in row["said"]
 
 
+def test_doctor_checks_the_target_that_the_configuration_gives_jobs(cli, project):
+    (project / "cloudtrain.toml").write_text('[defaults]\ntarget = "devv"\n\n[targets.dev]\nbackend = "local"\n')
+    assert cli("doctor").code == 2, "as with the name as its argument"
+    (project / "cloudtrain.toml").write_text(
+        '[defaults]\ntarget = ["dev", "local"]\n\n[targets.dev]\nbackend = "local"\n'
+    )
+    right = cli("doctor", "--json")
+    assert right.code == 0 and {"target dev", "backend local"} <= {finding["what"] for finding in right.json}
+
+
 def test_doctor_with_a_job_checks_the_target_of_that_job(cli, project):
     (project / "cloudtrain.toml").write_text('[targets.near]\nbackend = "local"\n')
     (project / "job.yaml").write_text("name: a\nentrypoint: train.py\ntarget: near\n")

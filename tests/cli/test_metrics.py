@@ -143,3 +143,10 @@ def test_where_a_loss_became_nan_is_said(cli, home):
     assert summary.describe_not_finite(Run("r-1", store)) == since
     assert since in cli("metrics", "r-1", "--plot").out
     assert cli("metrics", "r-1", "--json").out.count("not finite") == 0
+
+
+def test_an_option_of_one_value_that_is_given_twice_is_said(cli, resumed):
+    shown = cli("metrics", resumed, "--name", "other", "--name", "loss", "--json", "--rank", "0")
+    assert shown.code == 0 and {row["name"] for row in shown.rows} == {"loss"}
+    assert shown.err.splitlines() == ["note: --name is given more than once; the last one counts"]
+    assert "more than once" not in cli("submit", "nothing.yaml", "--set", "name=a", "--set", "name=b").err

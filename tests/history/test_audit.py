@@ -33,6 +33,16 @@ def job(tmp_path: Path, **more) -> dict:
     return {"name": "mine", "source": str(tmp_path), "entrypoint": "train.py", **more}
 
 
+def test_a_run_is_named_as_ls_does(submitter: Submitter, tmp_path: Path, capsys):
+    run = submitter.submit(job(tmp_path))
+    assert main(["ls", "--json", "--columns", "short"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    short = row["short"]
+    assert short != run.run_id and not run.run_id.startswith(short)
+    assert main(["audit", short, "--json"]) == 0
+    assert [row["run"] for row in json.loads(capsys.readouterr().out)] == [run.run_id]
+
+
 def test_submits_retries_cancels_and_deletions_are_logged(submitter: Submitter, tmp_path: Path, home: Path, capsys):
     run = submitter.submit(job(tmp_path, retry={"max_attempts": 2}, env={"A": "hunter2"}, args=["--key", "hunter3"]))
     MemoryBackend.finish(newest(run), State.LOST, 1)

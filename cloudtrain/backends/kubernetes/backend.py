@@ -107,7 +107,8 @@ class KubernetesBackend(KubeJobs, Backend):
         notes = list(request.notes)
         if not pinned and not self._options.get("server"):
             notes.append(
-                "no kubeconfig was found, so the plan does not name a cluster; set $KUBECONFIG or options.kubernetes.kubeconfig"
+                "no cluster was found: no kubeconfig, or none with a current-context (set $KUBECONFIG, or "
+                "options.kubernetes.kubeconfig and context)"
             )
         notes += request.manifest.notes()
         retries = "client" if request.starts == 1 else "platform"

@@ -44,8 +44,8 @@ class SlurmOptions(BaseModel):
     reservation: str | None = Field(None, description="reservation to use")
     slice: Duration | None = Field(
         None,
-        description="longest running time of one Slurm job: 11h; a longer run is split into several; default: "
-        "the partition's limit as seen by doctor",
+        description="longest time that ranks run in one slice: 11h; a longer run is split into several; --time is some minutes "
+        "more; default: the partition's limit as seen by doctor",
     )
     exclusive: bool = Field(False, description="request whole nodes (--exclusive)")
     spot_partition: str | None = Field(None, description="partition of jobs with resources.use_spot")

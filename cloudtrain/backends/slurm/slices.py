@@ -88,5 +88,5 @@ class Slices:
         )
         yield (
             f"at the end of a slice ranks get SIGTERM and have {format_duration(manifest.grace_s)} (limits.grace) to save "
-            "and exit; the next slice resumes from the newest checkpoint"
+            "and exit; the next slice starts the script again: it resumes if it loads a checkpoint"
         )

@@ -85,6 +85,24 @@ class Command(click.Command):
         ctx.params["args"] = (*ctx.params["args"], *args[at + 1 :])
         return rest
 
+    def make_parser(self, ctx: click.Context) -> click.parser._OptionParser:
+        """Return a parser that notes an option which has one value and is given more than once: click takes the last."""
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            found = parse(args)
+            for param in dict.fromkeys(found[2]):
+                one = isinstance(param, click.Option) and not (param.multiple or param.count or param.is_flag)
+                if one and found[2].count(param) > 1:
+                    click.echo(
+                        f"note: {max(param.opts, key=len)} is given more than once; the last one counts", err=True
+                    )
+            return found
+
+        parser.parse_args = parse_args  # type: ignore[method-assign]
+        return parser
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the arguments above the options."""
         rows = [(str(each.metavar), each.description) for each in self.params if isinstance(each, Argument)]
