@@ -368,7 +368,7 @@ def _figures(
         if many or len(chart.names) > 1:
             figure["layout"]["hovermode"] = "closest"  # else the tooltip is longer than the screen
         if some and (titles := figure["layout"].get("annotations")):
-            titles[0]["text"] += f", {len(of_chart)} of {len(ids)} runs"
+            titles[0]["text"] += f" (curves of {len(of_chart)} of the {len(ids)} runs)"
         if look.baseline in of_chart:
             curvestyle.subtract(figure["data"], look.baseline)
         figures[chart.title] = figure

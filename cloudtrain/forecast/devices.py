@@ -20,7 +20,7 @@ SIZES: dict[str, tuple[int, str]] = {
     "L4": (22888, "EC2 DescribeInstanceTypes, https://github.com/aws/aws-cli/issues/8970; nvidia-smi shows 23034"),
     "L40S": (46068, _SMI),
     "T4": (15360, _SMI),
-    "H200": (143771, "nvidia-smi of an H200"),
+    "H200": (143771, "memory that nvidia-smi showed on an H200"),
     "V100-16GB": (16160, "nvidia-smi, transformers' page perf_train_gpu_one at v4.21.0"),
     "V100-32GB": (32510, _SHOWN),
     "P100": (16280, _SHOWN),

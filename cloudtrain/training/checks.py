@@ -121,7 +121,7 @@ def read_samples(data: Any, name: str = "data", own_collate: bool = False) -> li
                     samples[place] = data[place]
     except Exception as error:  # whatever the user's dataset raises
         raise BadRequest(
-            f"{'a sample' if streamed else f'sample {place}'} of {name} cannot be read on this machine: {described(error)}",
+            f"the data set {name} cannot be read on this machine{'' if streamed else f', sample {place}'}: {described(error)}",
             "the first samples are read before anything is sent",
         ) from error
     if not samples:

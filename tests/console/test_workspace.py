@@ -133,7 +133,7 @@ def test_one_chart_shows_some_of_the_runs(console, page, ids, seemly):
     dialog.get_by_role("button", name="Show these").click()
     page.wait_for_function(f"{NAMES} === '{json.dumps([labels[1], labels[3]], separators=(',', ':'))}'")
     assert page.evaluate(f"{CHARTS}[1].data.length") == RUNS  # the other chart
-    expect(page.get_by_role("group", name="curve of train/loss")).to_contain_text("2 of 4 runs")
+    expect(page.get_by_role("group", name="curve of train/loss")).to_contain_text("2 of the 4 runs")
     seemly(page)
     page.reload()  # the address keeps it
     page.wait_for_function(f"{CHARTS}.length === 2 && {CHARTS}[0].data.length === 2")

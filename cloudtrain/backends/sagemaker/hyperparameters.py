@@ -144,7 +144,7 @@ def distribution_problems(job: Job, options: Mapping[str, Any], backend: str) ->
         return []
     name, instead = replacement(distribution)
     if name:
-        return [Problem(f"{name}: cloudtrain's launcher cannot be started by it", path, f"remove it; {instead}")]
+        return [Problem(f"the framework {name} cannot start cloudtrain's launcher", path, f"remove it; {instead}")]
     if options.get("entry") != "toolkit":
         hint = "remove it: cloudtrain's launcher starts a rank for each GPU; or entry: toolkit"
         return [Problem("works only with options.sagemaker.entry: toolkit", path, hint)]

@@ -71,7 +71,7 @@ class Channel:
             # Messages are rare and small: a peer whose buffers are full has not read for minutes.
             data = json.dumps(message).encode() + b"\n"
             if self._socket.send(data) < len(data):
-                self._end("it does not read the messages")
+                self._end("the other node does not read what is sent to it")
         except OSError as error:
             self._end(error.strerror or str(error))
 
