@@ -185,6 +185,7 @@ def test_runs_are_chosen_all_at_once_or_with_shift_and_pinned_on_top(console, pa
     page.get_by_role("checkbox", name="choose all rows").check()
     expect(page.get_by_role("button", name=f"Compare {RUNS} runs")).to_be_visible()
     page.get_by_role("checkbox", name="choose all rows").uncheck()
+    expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     boxes = page.get_by_role("checkbox", name="compare lm")
     boxes.nth(1).click()
     boxes.nth(3).click(modifiers=["Shift"])
@@ -192,8 +193,13 @@ def test_runs_are_chosen_all_at_once_or_with_shift_and_pinned_on_top(console, pa
     picture(page, "workspace-runs")
     seemly(page)
     page.get_by_role("checkbox", name="choose all rows").check()
+    expect(page.get_by_role("button", name=f"Compare {RUNS} runs")).to_be_visible()
     page.get_by_role("checkbox", name="choose all rows").uncheck()
+    expect(
+        page.get_by_role("button", name="Compare", exact=True)
+    ).to_be_visible()  # the server has answered: no box is checked
     page.get_by_role("checkbox", name=f"compare {ids[0]}").check()  # the oldest, at the end
+    expect(page.get_by_text("1 run chosen")).to_be_visible()
     page.get_by_role("button", name="Star", exact=True).click()
     expect(rows.first).to_contain_text("★")
     expect(rows.first).to_contain_text("lm-1")

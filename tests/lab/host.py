@@ -46,7 +46,8 @@ class Namespace:
     def end(self) -> None:
         """Kill everything in it, and wait until it is gone."""
         if getattr(self, "pid", 0) and self._process.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it could not build its namespaces: its errors say why
+                os.kill(self.pid, signal.SIGKILL)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

@@ -82,7 +82,11 @@ def build(config: dict) -> None:
             mount("-o", "remount,bind,ro", place)
         staged.append((place, at))
     for at in disks():
-        mount("-o", "remount,bind,ro", at)
+        try:
+            mount("-o", "remount,bind,ro", at)
+        except OSError:
+            if at in disks():  # else a container of Docker has ended meanwhile, and its disk with it
+                raise
     for folder in config["private"]:
         mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", folder)
     mount("-t", "proc", "proc", "/proc")

@@ -92,7 +92,10 @@ REFUSED = {
         {"model": Half, "nodes": 2},
         "2 trained parameters take no part in the loss, such as spare.weight",
     ),
-    "torn at its end": ({"data": Torn()}, "the data set data cannot be read on this machine, sample 49: FileNotFoundError"),
+    "torn at its end": (
+        {"data": Torn()},
+        "the data set data cannot be read on this machine, sample 49: FileNotFoundError",
+    ),
     "unequal keys": (
         {"model": language_model, "data": rows({"input_ids": [1]})},
         "sample 7 of data has the keys input_ids, sample 0 has the keys input_ids, labels",
