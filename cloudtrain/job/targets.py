@@ -199,12 +199,13 @@ def _stack(
     layers: Sequence[Document], sets: Sequence[str], target: str | None, choice: Choice | None = None
 ) -> Document:
     """Return documents laid over each other, with settings over them; `choice` replaces lists of candidates."""
-    from cloudtrain.job.job import apply_sets
-
     whole = Document.of({}, "")
     for layer in layers:
         whole.overlay(layer)
-    apply_sets(whole, sets)
+    if sets:  # `doctor` has none, and starts without pydantic
+        from cloudtrain.job.job import apply_sets
+
+        apply_sets(whole, sets)
     if target is not None:
         whole.put(("target",), Document.of(target, "--target"))
     for path, wanted in zip(_CHOSEN, choice or (), strict=False):
